@@ -1,0 +1,1 @@
+"""Generalized Policy Improvement."""

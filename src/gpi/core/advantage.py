@@ -1,0 +1,44 @@
+"""The advantage A^{pi_k} from data of prior policies: off-policy GAE with V-trace."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from gpi.core.sample import Rollout
+
+
+def vtrace(
+    rollout: Rollout, value: Array, next_value: Array, rho: Array, gamma: Array, gae_lambda: Array
+) -> tuple[Array, Array]:
+    """Off-policy GAE with V-trace (section VI-A): A^{pi_k} and the value target, along axis 0; GAE when rho = 1.
+
+    adv_t = td_t + gamma lambda c_{t+1} adv_{t+1}, target_t = V(s_t) + c_t adv_t, c = min(1, rho).
+    """
+    # Truncation is not termination: only death removes the value of the next state, either cuts the trace.
+    alive = 1.0 - rollout.terminated.astype(value.dtype)
+    connected = 1.0 - rollout.done.astype(value.dtype)
+    td = rollout.reward + gamma * alive * next_value - value
+    c = jnp.minimum(1.0, rho)
+
+    def back(carry: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        td_t, c_t, connected_t = now
+        adv = td_t + gamma * gae_lambda * connected_t * carry
+        return c_t * adv, adv
+
+    _, adv = jax.lax.scan(back, jnp.zeros_like(td[0]), (td, c, connected), reverse=True)
+    return adv, value + c * adv
+
+
+def standardise(adv: Array, rho: Array, weight: Array) -> Array:
+    """Advantages with rho-weighted mean 0, divided by the standard deviation of rho·w·A over samples.
+
+    Samples without weight do not count: `w` is the weight scaled to mean 1 over those that do.
+    """
+    counts = (weight > 0.0).astype(adv.dtype)
+    total = jnp.maximum(jnp.sum(counts), 1.0)
+    x = rho * weight * (total / weight.size) * adv
+    centre = jnp.sum(rho * weight * adv) / jnp.maximum(jnp.sum(rho * weight), 1e-30)
+    std = jnp.sqrt(jnp.sum(counts * (x - jnp.sum(x) / total) ** 2) / total)
+    return (adv - centre) / (std + 1e-8)

@@ -1,0 +1,215 @@
+"""The six algorithms: 3 improvement rules (PPO, TRPO, VMPO) x 2 plans (on-policy, generalized)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from gpi.core import objectives
+from gpi.core.advantage import standardise, vtrace
+from gpi.core.policy import Net, Theta, distribution, entropy, kl, log_prob, project, value
+from gpi.core.sample import Buffer, Sample, mean, weights
+from gpi.core.solvers import Climber, climb, minibatch_ascent, natural_step
+from gpi.theory import mixture as theory
+
+Rule = Literal["ppo", "trpo", "vmpo"]
+ALGORITHMS: dict[str, tuple[Rule, bool]] = {
+    "ppo": ("ppo", False),
+    "trpo": ("trpo", False),
+    "vmpo": ("vmpo", False),
+    "geppo": ("ppo", True),
+    "getrpo": ("trpo", True),
+    "gevmpo": ("vmpo", True),
+}
+LR_DECAY = 1.03
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that separates on-policy from generalized: the mixture, the samples per iteration, the trust region."""
+
+    nu: tuple[float, ...]
+    steps: int
+    eps: float
+
+
+def on_policy(B: int, n: int, eps: float) -> Plan:
+    """Algorithm 1: N = B n samples of pi_k alone, trust region eps."""
+    return Plan((1.0,), B * n, eps)
+
+
+def reuse(B: int, n: int, eps: float, kappa: float) -> Plan:
+    """Algorithm 2: n samples of each of the last M policies, mixture nu of eq (12), trust region eps_gpi of eq (10)."""
+    mix = theory.mixture(B, kappa, eps, n)
+    return Plan(mix.nu, n, mix.eps_gpi)
+
+
+@dataclass(frozen=True)
+class Static:
+    """Settings that shape the compiled program."""
+
+    rule: Rule
+    epochs: int = 10
+    minibatches: int = 32
+    max_grad_norm: float = 0.5
+    kl_slack: float = 1.5
+
+
+class Hyper(NamedTuple):
+    """Settings that are traced: they may differ inside a population without another compile."""
+
+    nu: Array  # [M], zero-padded where a member reuses fewer policies
+    eps: Array  # the trust region of Algorithm 1
+    eps_gpi: Array  # the one-step trust region in force, eq (10)
+    gamma: Array
+    gae_lambda: Array
+    value_lr: Array
+
+
+class Agent(NamedTuple):
+    """What an update changes: policy, value function, their optimisers, and PPO's learning rate."""
+
+    policy: Climber  # of theta
+    value: Climber  # of phi
+    lr: Array
+
+
+class Metrics(NamedTuple):
+    """What one update did, measured on its own samples."""
+
+    tv: Array  # one-step TV, ½ E|ratio - rho|; its budget is eps_gpi/2
+    penalty: Array  # TV to the prior policies, ½ E|ratio - 1|; its budget is eps/2
+    kl: Array  # E KL(pi_k‖pi_{k+1})
+    improvement: Array  # of the standardised surrogate
+    fraction: Array  # of the step that was taken; 0 when it was refused
+    entropy: Array
+    value_loss: Array  # after the fit
+    adv_std: Array  # of the advantages before standardisation, normalised reward units
+    lr: Array
+    ess: Array  # effective sample size of the weights, in samples
+
+
+def kl_radius(eps: Array) -> Array:
+    """delta = eps²/2: by Pinsker's inequality, KL within delta keeps TV within eps/2."""
+    return 0.5 * eps**2
+
+
+def estimate(theta_k: Theta, phi: Net, buffer: Buffer, hyper: Hyper) -> Sample:
+    """Algorithm 2, line 4: A^{pi_k} on the data of all prior policies, with the weights of nu."""
+    rollout = buffer.rollout
+    shape = rollout.reward.shape  # [M, T, E]
+
+    def flat(x: Array) -> Array:
+        return x.reshape(-1, *x.shape[3:])
+
+    obs, action = flat(rollout.obs), flat(rollout.action)
+    logp_i = flat(buffer.logp_i)
+    rho = objectives.ratio_to(log_prob(distribution(theta_k, obs), action), logp_i)
+    v, v_next = value(phi, obs).reshape(shape), value(phi, flat(rollout.next_obs)).reshape(shape)
+    trace = jax.vmap(vtrace, in_axes=(0, 0, 0, 0, None, None))
+    adv, target = trace(rollout, v, v_next, rho.reshape(shape), hyper.gamma, hyper.gae_lambda)
+    weight = flat(weights(hyper.nu, buffer.policies, rollout.valid))
+    return Sample(obs, action, logp_i, rho, flat(adv), flat(target), weight)
+
+
+def value_loss(phi: Net, s: Sample) -> Array:
+    """½ E[(target - V)²], what the value function minimises."""
+    return 0.5 * mean((s.target - value(phi, s.obs)) ** 2, s.weight)
+
+
+def standardised(s: Sample) -> Sample:
+    """The samples with standardised advantages."""
+    return s._replace(adv=standardise(s.adv, s.rho, s.weight))
+
+
+def log_pi(theta: Theta, s: Sample) -> Array:
+    """log pi(a|s) on the samples."""
+    return log_prob(distribution(theta, s.obs), s.action)
+
+
+def fit_value(climber: Climber, s: Sample, hyper: Hyper) -> Climber:
+    """One step of the value fit on one minibatch."""
+    uphill = jax.grad(lambda phi: -value_loss(phi, s))(climber.params)
+    return climb(climber, uphill, hyper.value_lr)
+
+
+def improve_ppo(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> tuple[Agent, Array]:
+    """PPO (13) and GePPO (14): minibatch ascent of the clipped surrogate; the same minibatches fit the value."""
+
+    def objective(theta: Theta, mb: Sample) -> Array:
+        return objectives.clipped_surrogate(log_pi(theta, mb), standardised(mb), hyper.eps_gpi)
+
+    def step(agent: Agent, mb: Sample) -> Agent:
+        g = jax.grad(objective)(agent.policy.params, mb)
+        policy = climb(agent.policy, g, agent.lr, static.max_grad_norm)
+        return agent._replace(policy=policy, value=fit_value(agent.value, mb, hyper))
+
+    return minibatch_ascent(step, agent, s, key, static.epochs, static.minibatches), jnp.ones((), jnp.float32)
+
+
+def improve_natural(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> tuple[Agent, Array]:
+    """TRPO (15), GeTRPO (16), VMPO (18) and GeVMPO (19): value fit, then one natural-gradient trust-region step."""
+    fitted = minibatch_ascent(
+        lambda c, mb: fit_value(c, mb, hyper), agent.value, s, key, static.epochs, static.minibatches
+    )
+    theta_k = agent.policy.params
+    pi_k = distribution(theta_k, s.obs)
+    batch = standardised(s)
+    delta = kl_radius(hyper.eps_gpi)
+    if static.rule == "vmpo":
+        base = s.weight * s.rho
+        w, _ = objectives.target_weights(batch.adv, base / jnp.sum(base), delta)
+
+    def objective(theta: Theta) -> Array:
+        logp = log_pi(theta, batch)
+        return objectives.likelihood(logp, batch, w) if static.rule == "vmpo" else objectives.surrogate(logp, batch)
+
+    def divergence(theta: Theta) -> Array:
+        return mean(kl(pi_k, distribution(theta, s.obs)), s.weight)
+
+    start = objective(theta_k)
+
+    def accept(theta: Theta) -> Array:
+        # A comparison with NaN is False, so a step with NaN objective or divergence is refused.
+        return (divergence(theta) <= static.kl_slack * delta) & (objective(theta) >= start)
+
+    theta, fraction = natural_step(objective, divergence, theta_k, delta, accept)
+    return agent._replace(policy=agent.policy._replace(params=theta), value=fitted), fraction
+
+
+def improve(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> tuple[Agent, Metrics]:
+    """Algorithm 2, line 5: one policy update by the rule, its value fit, and what it measured."""
+    rule = improve_ppo if static.rule == "ppo" else improve_natural
+    theta_k = agent.policy.params
+    new, fraction = rule(agent, s, key, hyper, static)
+    theta = project(new.policy.params)
+    new = new._replace(policy=new.policy._replace(params=theta))
+    metrics = measure(theta_k, new, s, fraction)
+    if static.rule == "ppo":
+        shrink = metrics.tv > 0.5 * hyper.eps_gpi
+        new = new._replace(lr=jnp.where(shrink, agent.lr / LR_DECAY, agent.lr))
+    return new, metrics
+
+
+def measure(theta_k: Theta, agent: Agent, s: Sample, fraction: Array) -> Metrics:
+    """Distances, gain and health of one update, on the whole batch."""
+    pi_k, pi = distribution(theta_k, s.obs), distribution(agent.policy.params, s.obs)
+    logp = log_prob(pi, s.action)
+    batch = standardised(s)
+    centre = mean(s.adv, s.weight)
+    return Metrics(
+        tv=objectives.one_step_tv(logp, s),
+        penalty=objectives.penalty(logp, s),
+        kl=mean(kl(pi_k, pi), s.weight),
+        improvement=objectives.surrogate(logp, batch) - objectives.surrogate(log_prob(pi_k, s.action), batch),
+        fraction=fraction,
+        entropy=mean(entropy(pi), s.weight),
+        value_loss=value_loss(agent.value.params, s),
+        adv_std=jnp.sqrt(mean((s.adv - centre) ** 2, s.weight)),
+        lr=agent.lr,
+        ess=jnp.sum(s.weight) ** 2 / jnp.sum(s.weight**2),
+    )

@@ -1,0 +1,82 @@
+"""What each algorithm maximises, and the distances that bound it. Everything is a function of log pi(a|s)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from gpi.core.sample import Sample, mean
+
+MAX_LOG_RATIO = 20.0  # exp overflows float32 at 88.7; e^20 is already far outside any trust region
+BISECTIONS = 50
+
+
+def ratio_to(logp: Array, logp_i: Array) -> Array:
+    """pi(a|s) / pi_{k-i}(a|s), clamped to e^±20."""
+    return jnp.exp(jnp.clip(logp - logp_i, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def surrogate(logp: Array, s: Sample) -> Array:
+    """The generalized surrogate of eqs (7) and (16), E[ratio·A]; the on-policy one of (2) and (15) when nu = [1]."""
+    return mean(ratio_to(logp, s.logp_i) * s.adv, s.weight)
+
+
+def clipped_surrogate(logp: Array, s: Sample, eps: Array) -> Array:
+    """The GePPO objective, eq (14): E[min(ratio·A, clip(ratio, rho-eps, rho+eps)·A)]; PPO's eq (13) when rho = 1."""
+    ratio = ratio_to(logp, s.logp_i)
+    clipped = jnp.clip(ratio, s.rho - eps, s.rho + eps)
+    return mean(jnp.minimum(ratio * s.adv, clipped * s.adv), s.weight)
+
+
+def likelihood(logp: Array, s: Sample, w: Array) -> Array:
+    """The GeVMPO objective, eq (19): E[rho·w·log pi], with baseline 1 and self-normalised; eq (18) when rho = 1.
+
+    The baseline: w averages to 1, so `w - 1` has the same expected gradient and less variance (docs/deviations.md).
+    """
+    return mean(s.rho * (w - 1.0) * logp, s.weight) / mean(s.rho, s.weight)
+
+
+def one_step_tv(logp: Array, s: Sample) -> Array:
+    """The expected one-step TV distance of eqs (6) and (7), from samples: ½ E|ratio - rho|."""
+    return 0.5 * mean(jnp.abs(ratio_to(logp, s.logp_i) - s.rho), s.weight)
+
+
+def penalty(logp: Array, s: Sample) -> Array:
+    """The expected TV distance to all prior policies, left side of eqs (5) and (11): ½ E|ratio - 1|."""
+    return 0.5 * mean(jnp.abs(ratio_to(logp, s.logp_i) - 1.0), s.weight)
+
+
+def target_weights(adv: Array, base: Array, delta: Array) -> tuple[Array, Array]:
+    """The non-parametric target of eq (17), w = exp(A/lambda*)/Z, and its temperature lambda*.
+
+    `base` holds the probabilities psi_k of the samples, weight·rho normalised. The dual lambda·delta + lambda·log Z
+    is convex with derivative delta - KL(psi‖psi_k), which rises with lambda: bisect it in log lambda. By Hoeffding's
+    lemma the root is at most spread/sqrt(8 delta). If even the smallest temperature leaves KL below delta (nearly
+    all samples tied at the maximum), that temperature is the answer.
+    """
+    supported = base > 0.0
+    best = jnp.max(jnp.where(supported, adv, -jnp.inf))
+    spread = best - jnp.min(jnp.where(supported, adv, jnp.inf))
+    flat = ~(spread > 0.0)  # all advantages equal (or none finite): the target is pi_k itself
+    gap = jnp.where(supported & ~flat, adv - best, 0.0) / jnp.where(flat, 1.0, spread)  # in [-1, 0]
+
+    def divergence(log_lam: Array) -> Array:
+        """KL(psi‖psi_k) of the target at a temperature in units of the spread."""
+        x = gap * jnp.exp(-log_lam)
+        e = base * jnp.exp(x)
+        z = jnp.sum(e)
+        return jnp.sum(e * x) / z - jnp.log(z)
+
+    high = -0.5 * jnp.log(8.0 * delta)
+
+    def halve(bracket: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        too_cold = divergence(middle) > delta
+        return (jnp.where(too_cold, middle, low), jnp.where(too_cold, high, middle)), None
+
+    (_, log_lam), _ = jax.lax.scan(halve, (high - 20.0, high), None, length=BISECTIONS)
+    e = jnp.exp(gap * jnp.exp(-log_lam))
+    w = jnp.where(flat, 1.0, e / jnp.sum(base * e))
+    return w, jnp.exp(log_lam) * spread

@@ -1,0 +1,136 @@
+"""The two ways of taking a step: minibatch gradient ascent, and the natural gradient with a line search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from gpi.core.sample import Sample
+
+CG_ITERATIONS = 20
+CG_TOLERANCE = 1e-10  # of the squared residual, relative to the gradient's: small gradients are solved as well
+DAMPING = 0.01
+BACKTRACKS = 10
+BACKTRACK_FACTOR = 2.0**-0.5
+
+Params = Any  # a pytree of arrays
+Carry = TypeVar("Carry")
+
+
+class Climber(NamedTuple):
+    """Parameters and the moments of Adam that climb them."""
+
+    params: Params
+    adam: Any
+
+
+ADAM = optax.scale_by_adam(eps=1e-7)
+
+
+def init_climber(params: Params) -> Climber:
+    """Parameters with fresh Adam moments."""
+    return Climber(params, ADAM.init(params))
+
+
+def climb(climber: Climber, gradient: Params, lr: Array | float, max_norm: float | None = None) -> Climber:
+    """One Adam step up the gradient, whose norm is first clipped at `max_norm`."""
+    if max_norm is not None:
+        norm = optax.global_norm(gradient)
+        gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, max_norm / (norm + 1e-12)), gradient)
+    direction, adam = ADAM.update(gradient, climber.adam)
+    return Climber(jax.tree.map(lambda x, d: x + lr * d, climber.params, direction), adam)
+
+
+def minibatch_ascent(
+    step: Callable[[Carry, Sample], Carry], carry: Carry, sample: Sample, key: Array, epochs: int, minibatches: int
+) -> Carry:
+    """Minibatch stochastic ascent: `step` over every minibatch of every epoch, newly shuffled each time.
+
+    Weights are not renormalised in a minibatch: its mean stays an unbiased estimate of the batch's. When the batch is
+    not a multiple of the minibatches, each epoch leaves out a few samples.
+    """
+    total = sample.weight.shape[0]
+    rows = total // minibatches
+
+    def epoch(carry: Carry, key: Array) -> tuple[Carry, None]:
+        order = jax.random.permutation(key, total)[: rows * minibatches]
+        batches = jax.tree.map(lambda x: x[order].reshape(minibatches, rows, *x.shape[1:]), sample)
+        return jax.lax.scan(lambda c, s: (step(c, s), None), carry, batches)
+
+    return jax.lax.scan(epoch, carry, jax.random.split(key, epochs))[0]
+
+
+def conjugate_gradient(matrix: Callable[[Array], Array], g: Array, iterations: int = CG_ITERATIONS) -> Array:
+    """v with F v = g, approximately, by conjugate gradient steps; stops at the last good iterate if F is not positive."""
+    squared = g @ g
+
+    def iterate(carry: tuple[Array, Array, Array, Array, Array], _: None) -> tuple[Any, None]:
+        v, r, p, rr, going = carry
+        q = matrix(p)
+        curvature = p @ q
+        going = going & (curvature > 0.0) & jnp.isfinite(curvature) & (rr > CG_TOLERANCE * squared)
+        alpha = rr / jnp.where(going, curvature, 1.0)
+        v_new, r_new = v + alpha * p, r - alpha * q
+        rr_new = r_new @ r_new
+        going = going & jnp.isfinite(rr_new)
+        p_new = r_new + rr_new / jnp.where(rr > 0.0, rr, 1.0) * p
+        new = (v_new, r_new, p_new, rr_new)
+        return (*(jnp.where(going, a, b) for a, b in zip(new, (v, r, p, rr), strict=True)), going), None
+
+    start = (jnp.zeros_like(g), g, g, squared, jnp.isfinite(squared))
+    return jax.lax.scan(iterate, start, None, length=iterations)[0][0]
+
+
+def backtrack(theta: Array, step: Array, accept: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Backtracking line search: the first accepted theta + step/sqrt(2)^j and its fraction, else theta itself and 0."""
+
+    def searching(carry: tuple[Array, Array, Array]) -> Array:
+        _, j, accepted = carry
+        return ~accepted & (j <= BACKTRACKS)
+
+    def attempt(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        fraction, j, _ = carry
+        tried = jnp.where(j == 0, 1.0, fraction * BACKTRACK_FACTOR).astype(step.dtype)
+        candidate = theta + tried * step
+        return tried, j + 1, jnp.all(jnp.isfinite(candidate)) & accept(candidate)
+
+    one = jnp.ones((), step.dtype)
+    fraction, _, accepted = jax.lax.while_loop(searching, attempt, (one, jnp.int32(0), jnp.bool_(False)))
+    # `where`, not arithmetic: a refused step returns the old parameters bit for bit, whatever the step holds.
+    return jnp.where(accepted, theta + fraction * step, theta), jnp.where(accepted, fraction, 0.0)
+
+
+def damped_fisher(divergence: Callable[[Array], Array], theta_k: Array) -> Callable[[Array], Array]:
+    """v -> (F + damping) v, with F the Hessian of the expected KL divergence at theta_k, where it is the Fisher matrix."""
+    _, hessian = jax.linearize(jax.grad(divergence), theta_k)
+    return lambda v: hessian(v) + DAMPING * v
+
+
+def natural_step(
+    objective: Callable[[Params], Array],
+    divergence: Callable[[Params], Array],
+    theta_k: Params,
+    delta: Array,
+    accept: Callable[[Params], Array],
+) -> tuple[Params, Array]:
+    """The trust-region step of TRPO (section VI-B), theta_k + beta v with a backtracking line search; and its fraction.
+
+    g is the gradient of `objective`, F the Hessian of `divergence` at theta_k, v = F⁻¹g by conjugate gradient and
+    beta = sqrt(2 delta / v'Fv), both with the damped F (docs/deviations.md).
+    """
+    flat, unravel = ravel_pytree(theta_k)
+    g = jax.grad(lambda x: objective(unravel(x)))(flat)
+    fisher = damped_fisher(lambda x: divergence(unravel(x)), flat)
+    v = conjugate_gradient(fisher, g)
+    curvature = v @ fisher(v)
+    usable = jnp.isfinite(curvature) & (curvature > 0.0)
+    beta = jnp.sqrt(2.0 * delta / jnp.where(usable, curvature, 1.0))
+    step = jnp.where(usable, beta * v, 0.0)
+    new, fraction = backtrack(flat, step, lambda x: usable & accept(unravel(x)))
+    return unravel(new), fraction
