@@ -1,1 +1,14 @@
-"""Generalized Policy Improvement."""
+"""Generalized Policy Improvement: PPO, TRPO and VMPO with theoretically supported sample reuse.
+
+Importing this package changes no global setting and does not start JAX.
+"""
+
+from gpi.deploy import Policy, load
+from gpi.errors import UsageError
+from gpi.theory.mixture import Mixture, mixture, uniform_mixture
+from gpi.training.api import train
+from gpi.training.config import Config
+from gpi.training.record import Run
+
+__version__ = "0.1.0"
+__all__ = ["Config", "Mixture", "Policy", "Run", "UsageError", "load", "mixture", "train", "uniform_mixture"]

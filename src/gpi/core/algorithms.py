@@ -1,9 +1,12 @@
-"""The six algorithms: 3 improvement rules (PPO, TRPO, VMPO) x 2 plans (on-policy, generalized)."""
+"""One iteration's mathematics: estimate the advantage, improve the policy by one of three rules, fit the value.
+
+On-policy and generalized run the same code and differ in their plan (`plan.py`): on-policy is `nu = [1]`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,41 +14,12 @@ from jax import Array
 
 from gpi.core import objectives
 from gpi.core.advantage import standardise, vtrace
+from gpi.core.plan import Rule
 from gpi.core.policy import Net, Theta, distribution, entropy, kl, log_prob, project, value
 from gpi.core.sample import Buffer, Sample, mean, weights
 from gpi.core.solvers import Climber, climb, minibatch_ascent, natural_step
-from gpi.theory import mixture as theory
 
-Rule = Literal["ppo", "trpo", "vmpo"]
-ALGORITHMS: dict[str, tuple[Rule, bool]] = {
-    "ppo": ("ppo", False),
-    "trpo": ("trpo", False),
-    "vmpo": ("vmpo", False),
-    "geppo": ("ppo", True),
-    "getrpo": ("trpo", True),
-    "gevmpo": ("vmpo", True),
-}
 LR_DECAY = 1.03
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that separates on-policy from generalized: the mixture, the samples per iteration, the trust region."""
-
-    nu: tuple[float, ...]
-    steps: int
-    eps: float
-
-
-def on_policy(B: int, n: int, eps: float) -> Plan:
-    """Algorithm 1: N = B n samples of pi_k alone, trust region eps."""
-    return Plan((1.0,), B * n, eps)
-
-
-def reuse(B: int, n: int, eps: float, kappa: float) -> Plan:
-    """Algorithm 2: n samples of each of the last M policies, mixture nu of eq (12), trust region eps_gpi of eq (10)."""
-    mix = theory.mixture(B, kappa, eps, n)
-    return Plan(mix.nu, n, mix.eps_gpi)
 
 
 @dataclass(frozen=True)

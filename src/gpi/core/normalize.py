@@ -22,6 +22,13 @@ class Stats(NamedTuple):
     squares: Array  # float64 [...]
 
 
+class Lens(NamedTuple):
+    """What normalising needs of statistics."""
+
+    centre: Array  # float32 [...]
+    scale: Array  # float32 [...]
+
+
 class Normaliser(NamedTuple):
     """What a policy needs to read the world: statistics of observations and of discounted returns-to-go."""
 
@@ -63,26 +70,30 @@ def std(stats: Stats) -> Array:
     return jnp.where(raw < MIN_STD, 1.0, raw)
 
 
-def normalise_obs(stats: Stats, obs: Array) -> Array:
-    """Observations as the policy sees them: centred, scaled, clipped at 10; float32 `[S, O]`."""
-    centre, scale = stats.mean.astype(jnp.float32), std(stats).astype(jnp.float32)
-    return jnp.clip((obs - centre[None]) / scale[None], -CLIP, CLIP)
+def lens(stats: Stats) -> Lens:
+    """Centre and scale, in float32, of the statistics so far."""
+    return Lens(stats.mean.astype(jnp.float32), std(stats).astype(jnp.float32))
 
 
-def normalise_reward(stats: Stats, reward: Array) -> Array:
+def normalise_obs(lens: Lens, obs: Array) -> Array:
+    """Observations `[S, O]` as the policy sees them: centred, scaled, clipped at 10."""
+    return jnp.clip((obs - lens.centre[None]) / lens.scale[None], -CLIP, CLIP)
+
+
+def normalise_reward(lens: Lens, reward: Array) -> Array:
     """Rewards divided by the standard deviation of returns-to-go, clipped at 10; not centred."""
-    return jnp.clip(reward / std(stats).astype(jnp.float32), -CLIP, CLIP)
+    return jnp.clip(reward / lens.scale, -CLIP, CLIP)
 
 
 def normalise(normaliser: Normaliser, raw: Rollout) -> Rollout:
     """A rollout as its policy saw it, and as it is stored for later policies."""
+    eye = lens(normaliser.obs)
 
     def see(obs: Array) -> Array:
-        return normalise_obs(normaliser.obs, obs.reshape(-1, obs.shape[-1])).reshape(obs.shape)
+        return normalise_obs(eye, obs.reshape(-1, obs.shape[-1])).reshape(obs.shape)
 
-    return raw._replace(
-        obs=see(raw.obs), next_obs=see(raw.next_obs), reward=normalise_reward(normaliser.returns, raw.reward)
-    )
+    reward = normalise_reward(lens(normaliser.returns), raw.reward)
+    return raw._replace(obs=see(raw.obs), next_obs=see(raw.next_obs), reward=reward)
 
 
 def returns_to_go(raw: Rollout, gamma: Array) -> tuple[Array, Array]:

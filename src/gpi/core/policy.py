@@ -59,7 +59,9 @@ def init_net(key: Array, sizes: tuple[int, ...], last_gain: float) -> Net:
     )
 
 
-def init_theta(key: Array, observation_size: int, action_size: int, hidden: tuple[int, ...], *, discrete: bool) -> Theta:
+def init_theta(
+    key: Array, observation_size: int, action_size: int, hidden: tuple[int, ...], *, discrete: bool
+) -> Theta:
     """The initial policy pi_0: last layer of gain 0.01, standard deviation 1."""
     net = init_net(key, (observation_size, *hidden, action_size), 0.01)
     return Theta(net, None if discrete else jnp.zeros(action_size, jnp.float32))

@@ -1,0 +1,219 @@
+"""The command line. Parsing and printing only: every verb calls a function anyone can call."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gpi.envs import dmc
+from gpi.errors import UsageError
+from gpi.theory.mixture import Mixture, mixture
+from gpi.training.config import Config
+
+EXAMPLES = """examples:
+  gpi train cheetah-run --algorithm geppo --seeds 5
+  gpi train finger-spin --algorithm getrpo --kappa 0.5 --steps 300000 --out runs/spin
+  gpi plot runs/a runs/b
+  gpi mixture --B 2 --kappa 0.5 --json
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error in one line with the way to help, and exit with code 2."""
+        print(f"gpi: {message}; see `{self.prog} --help`", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parsed = parser().parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except UsageError as error:
+        print(f"gpi: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 0
+
+
+def parser() -> Parser:
+    """All commands and their options."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    top = Parser(
+        prog="gpi",
+        description="Generalized Policy Improvement: train controllers from few samples, reusing data safely.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+    )
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+    add_train(verbs)
+    add_plot(verbs)
+    add_mixture(verbs)
+    add_tasks(verbs)
+    return top
+
+
+def add_train(verbs: Any) -> None:
+    """`gpi train`: one option per field of Config."""
+    verb = verbs.add_parser(
+        "train", help="train a population of seeds on one task", epilog=EXAMPLES,
+        description="Train a population of seeds on one task. Defaults are the paper's settings.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    kinds = typing.get_type_hints(Config)
+    for field in dataclasses.fields(Config):
+        add_setting(verb, field, kinds[field.name])
+    verb.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
+    verb.set_defaults(run=run_train)
+
+
+def add_setting(verb: argparse.ArgumentParser, field: dataclasses.Field[Any], kind: Any) -> None:
+    """One field of Config as an option; the one without default is positional."""
+    text = field.metadata["help"].replace("%", "%%")
+    if field.default is dataclasses.MISSING:
+        verb.add_argument(field.name, metavar=field.name.upper(), help=text)
+        return
+    option = "--" + field.name.replace("_", "-")
+    shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+    text = f"{text} (default: {shown})"
+    if kind is bool:
+        verb.add_argument(option, default=field.default, action=argparse.BooleanOptionalAction, help=text)
+        return
+    kind = units if isinstance(kind, types.GenericAlias) else whole if kind is int else kind
+    verb.add_argument(option, dest=field.name, default=field.default, type=kind, metavar=field.name.upper(), help=text)
+
+
+def whole(text: str) -> int:
+    """A whole number, also as 1e6 or 1_000_000."""
+    number = float(text)
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def units(text: str) -> tuple[int, ...]:
+    """Comma-separated whole numbers."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def run_train(parsed: argparse.Namespace) -> int:
+    """Train, then say where everything is."""
+    from gpi.training.train import CURVE, train
+
+    config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
+    run, signal = train(config, parsed.out)
+    returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
+    print(f"final return (mean over the last 204,800 steps): {returns}")
+    if (run.dir / CURVE).exists():
+        print(f"learning curve: {run.dir / CURVE}")
+    if signal is not None:
+        print(f"interrupted: everything up to here is in {run.dir}")
+        return 128 + signal
+    return 0
+
+
+def add_plot(verbs: Any) -> None:
+    """`gpi plot`."""
+    verb = verbs.add_parser("plot", help="learning curves of one run or several, every seed visible")
+    verb.add_argument("runs", nargs="+", metavar="DIR", help="run directories; one panel per task")
+    verb.add_argument(
+        "--out", type=Path, default=Path("curves.png"), metavar="FILE", help="picture (default: %(default)s)"
+    )
+    verb.set_defaults(run=run_plot)
+
+
+def run_plot(parsed: argparse.Namespace) -> int:
+    """Draw, and say where."""
+    from gpi.figures import learning_curves
+    from gpi.training.record import open_run
+
+    runs = [open_run(directory) for directory in parsed.runs]
+    learning_curves(runs, picture(parsed.out))
+    print(f"learning curves: {parsed.out}")
+    return 0
+
+
+def picture(path: Path) -> Path:
+    """A file name that a picture can have."""
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"picture {path} must end in .png, .pdf or .svg; use {path.with_suffix('.png')}")
+    if not path.parent.is_dir():
+        raise UsageError(f"picture {path} needs the directory {path.parent}, which does not exist; make it first")
+    return path
+
+
+def add_mixture(verbs: Any) -> None:
+    """`gpi mixture`."""
+    verb = verbs.add_parser("mixture", help="the optimal mixture over prior policies, Theorem 4, and what it gains")
+    verb.add_argument("--B", type=whole, default=2, help="on-policy batch size in units of n (default: 2)")
+    verb.add_argument("--kappa", type=float, default=1.0, help="0: large updates, 1: large samples (default: 1.0)")
+    verb.add_argument("--eps", type=float, default=0.2, help="trust region in TV distance (default: 0.2)")
+    verb.add_argument("--n", type=whole, default=1024, help="samples per policy (default: 1024)")
+    verb.add_argument("--json", action="store_true", help="print one JSON object")
+    verb.add_argument("--plot", type=Path, metavar="FILE", help="draw the paper's figure 1, with this mixture marked")
+    verb.set_defaults(run=run_mixture)
+
+
+def run_mixture(parsed: argparse.Namespace) -> int:
+    """Print the mixture; draw figure 1 if asked."""
+    best = mixture(parsed.B, parsed.kappa, parsed.eps, parsed.n)
+    if parsed.plot is not None:
+        from gpi.theory.figures import figure_1
+
+        figure_1(picture(parsed.plot), parsed.B, parsed.kappa)
+    print(json.dumps(dataclasses.asdict(best)) if parsed.json else mixture_table(best, parsed))
+    if parsed.plot is not None and not parsed.json:
+        print(f"figure: {parsed.plot}")
+    return 0
+
+
+def mixture_table(best: Mixture, parsed: argparse.Namespace) -> str:
+    """The mixture for people."""
+    N = parsed.B * parsed.n
+    lines = [f"Optimal mixture over prior policies (Theorem 4), B = {parsed.B}, kappa = {parsed.kappa:g}", ""]
+    lines += ["  age i   nu_i", "  -----   --------"]
+    width = 40 / max(best.nu)
+    lines += [f"  {i:5d}   {x:.6f}   {'█' * round(width * x)}" for i, x in enumerate(best.nu)]
+    lines += [
+        "",
+        f"  policies reused, M                  {best.M}",
+        f"  mean age, E[i + 1]                  {best.mean_age:.6f}",
+        f"  one-step trust region, eps_gpi      {best.eps_gpi:.6f}   (eps {parsed.eps:g} on-policy)",
+        f"  KL radius, delta_gpi                {best.delta_gpi:.6f}",
+        f"  effective sample size               {best.ess:.1f}   ({N} on-policy: {best.ess_gain:+.1%})",
+        f"  TV update size per {N:<16,d} {best.tv_size:.6f}   ({parsed.eps / 2:g} on-policy: {best.tv_gain:+.1%})",
+    ]
+    return "\n".join(lines)
+
+
+def add_tasks(verbs: Any) -> None:
+    """`gpi tasks`."""
+    verb = verbs.add_parser("tasks", help="list the 28 DeepMind Control tasks")
+    verb.add_argument("--json", action="store_true", help="print a JSON list")
+    verb.set_defaults(run=run_tasks)
+
+
+def run_tasks(parsed: argparse.Namespace) -> int:
+    """List the tasks."""
+    rows = [spec._asdict() for spec in dmc.TASKS.values()]
+    if parsed.json:
+        print(json.dumps([{name: row[name] for name in ("id", "observation_size", "action_size")} for row in rows]))
+        return 0
+    print(f"{'task':<28} observations  actions")
+    for row in rows:
+        print(f"{row['id']:<28} {row['observation_size']:>12d}  {row['action_size']:>7d}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Sections III-V of the paper: the theory, in NumPy."""

@@ -1,0 +1,1 @@
+"""Running it: configuration, collection, the loop and the run directory."""

@@ -1,0 +1,101 @@
+"""Config: every setting of a run, with the paper's values as defaults. It is also the command line of `gpi train`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gpi.core.plan import ALGORITHMS, Plan, plan
+from gpi.envs import dmc
+from gpi.errors import UsageError
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field of Config with the sentence that explains it in `--help`."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run: a population of seeds on one task. Defaults are the paper's."""
+
+    task: str = dataclasses.field(metadata={"help": "task to learn, e.g. cheetah-run; `gpi tasks` lists them"})
+    algorithm: str = setting("geppo", "ppo, trpo, vmpo, or with sample reuse geppo, getrpo, gevmpo")
+    seeds: int = setting(5, "agents trained side by side; they are the seeds --seed to --seed + seeds - 1")
+    seed: int = setting(0, "first seed")
+    steps: int = setting(1_000_000, "environment steps per agent")
+    kappa: float = setting(1.0, "trade-off of the mixture, eq (12): 0 favours large updates, 1 a large sample")
+    B: int = setting(2, "on-policy batch size N = B n, in units of n")
+    n: int = setting(1024, "samples per iteration of a generalized algorithm, the smallest batch")
+    eps: float = setting(0.2, "trust region in TV distance, eq (2)")
+    num_envs: int = setting(1, "environments per agent; they share the n samples")
+    reset_each_batch: bool = setting(True, "start every batch with a reset, as the paper does")
+    gamma: float = setting(0.995, "discount")
+    gae_lambda: float = setting(0.97, "lambda of GAE and V-trace")
+    lr: float = setting(3e-4, "initial learning rate of PPO's policy step")
+    value_lr: float = setting(3e-4, "learning rate of the value function")
+    max_grad_norm: float = setting(0.5, "norm at which PPO's policy gradient is clipped")
+    epochs: int = setting(10, "passes over the batch per update")
+    minibatches: int = setting(32, "minibatches per pass")
+    kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta")
+    hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
+    devices: int = setting(0, "devices the population is spread over; 0: all GPUs, or as many CPU cores as help")
+    threads: int = setting(0, "threads of the simulation; 0: one per core")
+
+
+def validate(config: Config) -> None:
+    """Refuse bad settings: one line with value, rule and remedy."""
+    dmc.find(config.task)
+    if config.algorithm not in ALGORITHMS:
+        nearest = difflib.get_close_matches(config.algorithm, ALGORITHMS, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; try {nearest!r}"
+        )
+    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches"):
+        require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
+    require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
+    require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
+    require(config, "eps", 0.0 < config.eps < math.inf, "must be positive", "use 0.2")
+    require(config, "gamma", 0.0 <= config.gamma < 1.0, "must be in [0, 1)", "use 0.995")
+    require(config, "gae_lambda", 0.0 <= config.gae_lambda <= 1.0, "must be in [0, 1]", "use 0.97")
+    require(config, "kl_slack", 1.0 <= config.kl_slack < math.inf, "must be at least 1", "use 1 for no slack")
+    for name in ("lr", "value_lr", "max_grad_norm"):
+        require(
+            config, name, 0.0 < getattr(config, name) < math.inf, "must be positive", "leave it out for the default"
+        )
+    for name in ("devices", "threads"):
+        require(config, name, getattr(config, name) >= 0, "must be 0 (automatic) or more", "leave it out")
+    hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
+    require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
+    validate_batch(config)
+
+
+def validate_batch(config: Config) -> None:
+    """A batch must divide among the environments, hold whole episodes if each starts anew, and fill minibatches."""
+    if config.n % config.num_envs:
+        more = -(-config.n // config.num_envs) * config.num_envs
+        raise UsageError(f"n = {config.n} does not divide among {config.num_envs} environments; use --n {more}")
+    samples = plan_of(config).steps
+    horizon = dmc.find(config.task).horizon
+    if config.reset_each_batch and samples // config.num_envs < horizon:
+        raise UsageError(
+            f"a batch of {samples} gives each of {config.num_envs} environments {samples // config.num_envs} steps, "
+            f"below the horizon of {horizon}: no episode would ever end; use --n {horizon * config.num_envs} or more, "
+            "or --no-reset-each-batch"
+        )
+    if samples < config.minibatches:
+        raise UsageError(f"minibatches = {config.minibatches} needs as many samples, a batch has {samples}; use fewer")
+
+
+def plan_of(config: Config) -> Plan:
+    """The plan of a run: mixture, samples per iteration, one-step trust region."""
+    return plan(config.algorithm, config.B, config.n, config.eps, config.kappa)
+
+
+def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> None:
+    """Raise the one-line error of a setting that breaks its rule."""
+    if not holds:
+        raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")

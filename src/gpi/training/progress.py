@@ -1,0 +1,102 @@
+"""Live progress: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+PLAIN_SECONDS = 10.0  # between plain lines
+RECENT_EPISODES = 10  # that the shown return averages, per seed
+
+
+class Report(NamedTuple):
+    """What is shown of a run after an iteration."""
+
+    steps: int  # of each agent
+    of: int
+    returns: np.ndarray  # [seeds], mean of the recent episodes; NaN before the first
+    tv: float  # one-step TV, mean over seeds
+    budget: float  # its bound, eps_gpi/2
+
+
+class Rate:
+    """Environment steps per second, over the last few iterations."""
+
+    def __init__(self, agents: int):
+        """Count from now."""
+        self.agents = agents
+        self.marks = deque([(time.perf_counter(), 0)], maxlen=20)
+
+    def mark(self, steps: int) -> float:
+        """Steps per second of the whole population."""
+        self.marks.append((time.perf_counter(), steps))
+        (t0, s0), (t1, s1) = self.marks[0], self.marks[-1]
+        return self.agents * (s1 - s0) / max(t1 - t0, 1e-9)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 1:02:03."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def sentence(report: Report, rate: float, agents: int) -> str:
+    """The numbers of a report in one line."""
+    seen = report.returns[~np.isnan(report.returns)]
+    shown = f"{seen.mean():.1f} [{seen.min():.1f}, {seen.max():.1f}]" if len(seen) else "none yet"
+    left = clock((report.of - report.steps) * agents / rate) if report.steps < report.of else "0:00"
+    return (
+        f"{report.steps:,}/{report.of:,} steps | return {shown} | "
+        f"TV {report.tv:.4f} of {report.budget:.4f} | {rate:,.0f} steps/s | {left} left"
+    )
+
+
+class Progress:
+    """Shows reports as they come; on a terminal as one live line with a bar."""
+
+    def __init__(self, agents: int, stream: TextIO | None = None):
+        """Show on `stream`, standard output by default."""
+        self.stream = stream or sys.stdout
+        self.agents, self.rate = agents, Rate(agents)
+        self.last_line = -np.inf
+        self.live = None
+        if self.stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Live
+
+            columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
+            self.live = Live(*columns, console=Console(file=self.stream))
+            self.live.start()
+            self.bar = self.live.add_task("compiling", total=None)
+
+    def say(self, line: str) -> None:
+        """A line of text above the bar."""
+        if self.live is not None:
+            self.live.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=self.stream, flush=True)
+
+    def begin(self) -> None:
+        """The first iteration starts now."""
+        self.rate = Rate(self.agents)
+
+    def show(self, report: Report) -> None:
+        """The latest report."""
+        rate = self.rate.mark(report.steps)
+        line = sentence(report, rate, self.agents)
+        if self.live is not None:
+            self.live.update(self.bar, total=report.of, completed=report.steps, description=line)
+        elif time.perf_counter() - self.last_line >= PLAIN_SECONDS or report.steps >= report.of:
+            self.last_line = time.perf_counter()
+            self.say(line)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.live is not None:
+            self.live.stop()
