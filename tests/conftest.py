@@ -1,9 +1,13 @@
 """Screws turned for every test: strict dtypes, no silent broadcasting of ranks, two CPU devices."""
 
 import os
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ.setdefault("MUJOCO_GL", "disabled")
+# Many tests compile the same program: keep it between them.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax
 import pytest

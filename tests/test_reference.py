@@ -239,4 +239,4 @@ def test_normaliser(x64: None):
             close(stats.squares / (stats.count - 1.0), z[f"var{i}"])
             close(normalize.std(stats), z[f"std{i}"])
             close(normalize.std(scalar), z[f"scalar_std{i}"])
-    close(normalize.normalise_obs(stats, jnp.asarray(z["query"])), z["query_normalised"])
+    close(normalize.normalise_obs(normalize.lens(stats), jnp.asarray(z["query"])), z["query_normalised"])

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
@@ -18,6 +17,7 @@ CG_TOLERANCE = 1e-10  # of the squared residual, relative to the gradient's: sma
 DAMPING = 0.01
 BACKTRACKS = 10
 BACKTRACK_FACTOR = 2.0**-0.5
+BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-7
 
 Params = Any  # a pytree of arrays
 Carry = TypeVar("Carry")
@@ -27,24 +27,31 @@ class Climber(NamedTuple):
     """Parameters and the moments of Adam that climb them."""
 
     params: Params
-    adam: Any
-
-
-ADAM = optax.scale_by_adam(eps=1e-7)
+    first: Params  # running mean of the gradient
+    second: Params  # running mean of its square
+    count: Array  # steps taken, float32
 
 
 def init_climber(params: Params) -> Climber:
     """Parameters with fresh Adam moments."""
-    return Climber(params, ADAM.init(params))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return Climber(params, zeros, zeros, jnp.zeros((), jnp.float32))
 
 
-def climb(climber: Climber, gradient: Params, lr: Array | float, max_norm: float | None = None) -> Climber:
+def climb(climber: Climber, gradient: Params, lr: Array, max_norm: float | None = None) -> Climber:
     """One Adam step up the gradient, whose norm is first clipped at `max_norm`."""
     if max_norm is not None:
-        norm = optax.global_norm(gradient)
-        gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, max_norm / (norm + 1e-12)), gradient)
-    direction, adam = ADAM.update(gradient, climber.adam)
-    return Climber(jax.tree.map(lambda x, d: x + lr * d, climber.params, direction), adam)
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
+        scale = max_norm / jnp.maximum(norm, max_norm)
+        gradient = jax.tree.map(lambda g: g * scale, gradient)
+    count = climber.count + 1.0
+    first = jax.tree.map(lambda m, g: BETA_1 * m + (1.0 - BETA_1) * g, climber.first, gradient)
+    second = jax.tree.map(lambda m, g: BETA_2 * m + (1.0 - BETA_2) * g * g, climber.second, gradient)
+    rate, grow = lr / (1.0 - BETA_1**count), 1.0 / (1.0 - BETA_2**count)
+    params = jax.tree.map(
+        lambda x, m, v: x + rate * m / (jnp.sqrt(grow * v) + ADAM_EPS), climber.params, first, second
+    )
+    return Climber(params, first, second, count)
 
 
 def shuffle(key: Array, total: int) -> Array:

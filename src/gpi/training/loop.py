@@ -210,6 +210,6 @@ class Trainer:
             self.state, metrics = self._learn(self.state, jax.device_put(raw, self.sharded), self.hyper, jnp.int32(k))
             metrics = jax.device_get(metrics)
             learned = time.perf_counter()
-            mine = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, metrics))
+            raw, metrics = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, metrics))
             self.done = i + 1
-            yield Iteration(self.done, *mine, collected - start, learned - collected)
+            yield Iteration(self.done, raw, metrics, collected - start, learned - collected)

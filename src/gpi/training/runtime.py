@@ -11,7 +11,7 @@ from typing import Any
 
 from gpi.training.config import Config
 
-VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "numpy", "optax", "safetensors")
+VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "numpy", "safetensors")
 
 
 def cores() -> int:

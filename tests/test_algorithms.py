@@ -1,0 +1,320 @@
+"""By construction: on-policy is the textbook algorithm, rho = 1 is GAE, zero-padded nu changes nothing."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+from jax.flatten_util import ravel_pytree
+
+from gpi.core import algorithms, objectives, solvers
+from gpi.core.advantage import standardise, vtrace
+from gpi.core.algorithms import Agent, Hyper, Static
+from gpi.core.plan import ALGORITHMS, on_policy, plan, reuse
+from gpi.core.policy import Categorical, Gaussian, distribution, entropy, init_phi, init_theta, kl, log_prob, value
+from gpi.core.sample import Buffer, Rollout, Sample, init_buffer, mean, push, weights
+
+O, A, T, E = 3, 2, 16, 2
+EPS = 0.2
+
+
+def draw_rollout(key: jax.Array, theta: Any, spread: float = 1.0) -> tuple[Rollout, jax.Array]:
+    """A rollout of random numbers with actions of pi_theta, and their log-probabilities."""
+    keys = jax.random.split(key, 5)
+    obs, next_obs = (jax.random.normal(k, (T, E, O), jnp.float32) for k in keys[:2])
+    pi = distribution(theta, obs.reshape(-1, O))
+    assert isinstance(pi, Gaussian)
+    action = pi.mean + jnp.exp(pi.log_std)[None] * jax.random.normal(keys[2], (T * E, A), jnp.float32)
+    reward = spread * jax.random.normal(keys[3], (T, E), jnp.float32)
+    done = jax.random.bernoulli(keys[4], 0.2, (T, E))
+    terminated = done & (obs[..., 0] > 0)
+    rollout = Rollout(obs, action.reshape(T, E, A), reward, next_obs, terminated, done, jnp.ones((T, E), bool))
+    return rollout, log_prob(pi, action).reshape(T, E)
+
+
+def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
+    keys = jax.random.split(jax.random.key(seed))
+    theta = init_theta(keys[0], O, A, hidden, discrete=False)
+    return Agent(solvers.init_climber(theta), solvers.init_climber(init_phi(keys[1], O, hidden)), jnp.float32(3e-4))
+
+
+def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:
+    numbers = (nu, EPS, eps, 0.995, 0.97, 3e-4)
+    return Hyper(*(jnp.asarray(x, jnp.float32) for x in numbers))
+
+
+def buffer_of(agent: Agent, slots: int, filled: int, drift: float = 0.05) -> Buffer:
+    """Slots filled by slightly different policies, the newest by the agent's own."""
+    theta_k = agent.policy.params
+    buffer = init_buffer(draw_rollout(jax.random.key(0), theta_k)[0], slots)
+    for age in reversed(range(filled)):
+        flat, unravel = ravel_pytree(theta_k)
+        noise = jax.random.normal(jax.random.key(100 + age), flat.shape, jnp.float32)
+        rollout, logp = draw_rollout(jax.random.key(age), unravel(flat + age * drift * noise))
+        buffer = push(buffer, rollout, logp)
+    return buffer
+
+
+def on_policy_sample(agent: Agent) -> Sample:
+    return algorithms.estimate(agent.policy.params, agent.value.params, buffer_of(agent, 1, 1), hyper((1.0,)))
+
+
+def flat(tree: Any) -> np.ndarray:
+    return np.asarray(ravel_pytree(tree)[0], np.float64)
+
+
+# --- the six algorithms -------------------------------------------------------------------------------------------
+
+
+def test_six_algorithms_are_three_rules_by_two_plans():
+    assert {rule for rule, _ in ALGORITHMS.values()} == {"ppo", "trpo", "vmpo"}
+    assert len({(rule, generalized) for rule, generalized in ALGORITHMS.values()}) == len(ALGORITHMS) == 6
+    assert plan("trpo", 2, 1024, 0.2, 0.5) == on_policy(2, 1024, 0.2)
+    generalized = plan("getrpo", 2, 1024, 0.2, 1.0)
+    assert generalized == reuse(2, 1024, 0.2, 1.0)
+    assert generalized.steps == 1024 and generalized.eps == pytest.approx(0.1) and len(generalized.nu) == 4
+    assert reuse(1, 1024, 0.2, 0.5) == on_policy(1, 1024, 0.2), "B = 1 is on-policy for every kappa"
+
+
+# --- on-policy is the textbook ------------------------------------------------------------------------------------
+
+
+def test_on_policy_sample_has_unit_ratios_and_weights():
+    s = on_policy_sample(new_agent(0))
+    np.testing.assert_array_equal(s.rho, 1.0)
+    np.testing.assert_allclose(s.weight, 1.0, rtol=1e-6)
+
+
+def test_nu_1_is_textbook_ppo():
+    """A plain PPO, written here without weights, ratios to older policies or our solver, makes the same parameters."""
+    agent = new_agent(1)
+    s = on_policy_sample(agent)
+    static = Static("ppo", epochs=3, minibatches=4)
+    key = jax.random.key(7)
+    ours, _ = algorithms.improve_ppo(agent, s, key, hyper((1.0,)), static)
+
+    def ppo_loss(theta: Any, obs: Any, action: Any, old: Any, adv: Any) -> jax.Array:
+        adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+        ratio = jnp.exp(log_prob(distribution(theta, obs), action) - old)
+        return -jnp.minimum(ratio * adv, jnp.clip(ratio, 1 - EPS, 1 + EPS) * adv).mean()
+
+    policy_adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-4, eps=1e-7))
+    value_adam = optax.adam(3e-4, eps=1e-7)
+    theta, phi = agent.policy.params, agent.value.params
+    policy_state, value_state = policy_adam.init(theta), value_adam.init(phi)
+    for epoch_key in jax.random.split(key, 3):
+        for rows in np.asarray(solvers.shuffle(epoch_key, T * E)).reshape(4, -1):
+            obs, target = s.obs[rows], s.target[rows]
+            g = jax.grad(ppo_loss)(theta, obs, s.action[rows], s.logp_i[rows], s.adv[rows])
+            h = jax.grad(lambda phi, o=obs, y=target: 0.5 * jnp.mean((y - value(phi, o)) ** 2))(phi)
+            with jax.numpy_dtype_promotion("standard"):  # optax needs it
+                update, policy_state = policy_adam.update(g, policy_state)
+                theta = optax.apply_updates(theta, update)
+                update, value_state = value_adam.update(h, value_state)
+                phi = optax.apply_updates(phi, update)
+    np.testing.assert_allclose(flat(ours.policy.params), flat(theta), atol=2e-6)
+    np.testing.assert_allclose(flat(ours.value.params), flat(phi), atol=2e-6)
+    assert np.abs(flat(theta) - flat(agent.policy.params)).max() > 1e-3, "nothing was learned"
+
+
+def natural_textbook(agent: Agent, s: Sample, g: np.ndarray, delta: float) -> np.ndarray:
+    """The full natural-gradient step with an explicit Fisher matrix and a direct solver."""
+    x, unravel = ravel_pytree(agent.policy.params)
+    pi_k = distribution(agent.policy.params, s.obs)
+    F = np.asarray(jax.hessian(lambda x: kl(pi_k, distribution(unravel(x), s.obs)).mean())(x), np.float64)
+    F += 0.01 * np.eye(len(F))
+    v = np.linalg.solve(F, g)
+    return np.sqrt(2 * delta / (v @ F @ v)) * v
+
+
+@pytest.mark.parametrize("rule", ["trpo", "vmpo"])
+def test_nu_1_is_textbook_trpo_and_vmpo(rule: Any):
+    agent = new_agent(2, hidden=(2,))
+    s = on_policy_sample(agent)
+    adv = np.asarray(s.adv, np.float64)
+    adv = (adv - adv.mean()) / adv.std()
+    delta = EPS**2 / 2
+    factor = adv if rule == "trpo" else textbook_target(adv, delta) - 1.0
+
+    def likelihood(theta: Any) -> jax.Array:
+        # The gradients of E[ratio A] and of E[log pi A] agree at pi_k.
+        return jnp.mean(log_prob(distribution(theta, s.obs), s.action) * jnp.asarray(factor, jnp.float32))
+
+    step = natural_textbook(agent, s, flat(jax.grad(likelihood)(agent.policy.params)), delta)
+    ours, fraction = algorithms.improve_natural(agent, s, jax.random.key(0), hyper((1.0,)), Static(rule, 1, 4))
+    moved = flat(ours.policy.params) - flat(agent.policy.params)
+    assert fraction > 0
+    np.testing.assert_allclose(moved, float(fraction) * step, atol=5e-3 * np.abs(step).max())
+
+
+def textbook_target(adv: np.ndarray, delta: float) -> np.ndarray:
+    """VMPO's target weights by a general minimiser of the dual."""
+
+    def dual(log_lam: float) -> float:
+        lam = np.exp(log_lam)
+        return lam * delta + lam * (np.log(np.mean(np.exp((adv - adv.max()) / lam))) + adv.max() / lam)
+
+    lam = np.exp(scipy.optimize.minimize_scalar(dual, bounds=(-5, 8), method="bounded", options={"xatol": 1e-10}).x)
+    w = np.exp((adv - adv.max()) / lam)
+    return w / w.mean()
+
+
+def test_vmpo_target_is_the_textbook_minimiser():
+    adv = np.random.default_rng(0).standard_normal(500)
+    ours, _ = objectives.target_weights(
+        jnp.asarray(adv, jnp.float32), jnp.full(500, 1 / 500, jnp.float32), jnp.float32(0.02)
+    )
+    np.testing.assert_allclose(ours, textbook_target(adv, 0.02), rtol=2e-4)
+
+
+# --- V-trace ------------------------------------------------------------------------------------------------------
+
+
+def gae_by_definition(reward, v, v_next, terminated, done, gamma, lam):
+    """The double sum: adv_t = sum_l (gamma lambda)^l td_{t+l}, up to the end of the trajectory."""
+    td = reward + gamma * (1 - terminated) * v_next - v
+    adv = np.zeros_like(td)
+    for t in range(len(td)):
+        for j in range(t, len(td)):
+            adv[t] += (gamma * lam) ** (j - t) * td[j]
+            if done[j]:
+                break
+    return adv
+
+
+def test_rho_1_makes_vtrace_gae():
+    rng = np.random.default_rng(1)
+    reward, v, v_next = rng.standard_normal((3, 64))
+    done = rng.random(64) < 0.1
+    terminated = done & (rng.random(64) < 0.5)
+    fields = (np.zeros((64, 1)), np.zeros((64, 1)), reward, np.zeros((64, 1)), terminated, done, np.ones(64, bool))
+    rollout = Rollout(*(jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else jnp.asarray(x) for x in fields))
+    arrays = (jnp.asarray(x, jnp.float32) for x in (v, v_next, np.ones(64)))
+    adv, target = vtrace(rollout, *arrays, jnp.float32(0.995), jnp.float32(0.97))
+    expected = gae_by_definition(reward, v, v_next, terminated, done, 0.995, 0.97)
+    np.testing.assert_allclose(adv, expected, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(target, v + expected, rtol=2e-5, atol=2e-5)
+
+
+# --- the mixture in the buffer ------------------------------------------------------------------------------------
+
+
+def test_push_keeps_the_policies_in_order_of_age():
+    agent = new_agent(0)
+    buffer = init_buffer(draw_rollout(jax.random.key(0), agent.policy.params)[0], 3)
+    for k in range(5):
+        rollout, logp = draw_rollout(jax.random.key(k), agent.policy.params)
+        buffer = push(buffer, rollout._replace(reward=jnp.full((T, E), k, jnp.float32)), logp)
+        assert buffer.policies == min(k + 1, 3)
+    np.testing.assert_array_equal(buffer.rollout.reward[:, 0, 0], [4, 3, 2])
+
+
+@pytest.mark.parametrize("filled", [1, 2, 3, 4])
+def test_weights_are_nu_over_the_policies_that_exist(filled: int):
+    nu = np.array([0.4, 0.3, 0.2, 0.1])
+    valid = np.random.default_rng(0).random((4, T, E)) < 0.8
+    w = np.asarray(weights(jnp.asarray(nu, jnp.float32), jnp.int32(filled), jnp.asarray(valid)))
+    share = w.sum(axis=(1, 2)) / w.sum()
+    expected = np.where(np.arange(4) < filled, nu, 0)
+    np.testing.assert_allclose(share, expected / expected.sum(), rtol=1e-5)
+    np.testing.assert_allclose(w.mean(), 1.0, rtol=1e-5)
+    assert (w[~valid] == 0).all()
+
+
+@pytest.mark.parametrize("rule", ["trpo", "vmpo"])
+def test_zero_padded_nu_changes_nothing(rule: Any):
+    agent = new_agent(3)
+    nu = (0.4, 0.3, 0.2, 0.1)
+    results = []
+    for padding in (0, 3):
+        h = hyper(nu + (0.0,) * padding, 0.1)
+        buffer = buffer_of(agent, 4 + padding, 4)
+        s = algorithms.estimate(agent.policy.params, agent.value.params, buffer, h)
+        new, m = algorithms.improve(agent, s, jax.random.key(0), h, Static(rule, 1, 4))
+        clipped = jax.grad(
+            lambda t, s=s: objectives.clipped_surrogate(
+                algorithms.log_pi(t, s), algorithms.standardised(s), jnp.float32(0.1)
+            )
+        )
+        loss = jax.grad(algorithms.value_loss)(agent.value.params, s)
+        gradients = np.concatenate([flat(clipped(agent.policy.params)), flat(loss)])
+        results.append((flat(new.policy.params), gradients, [float(x) for x in (m.tv, m.penalty, m.kl, m.ess)]))
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+
+
+def test_standardised_advantages_have_no_weighted_mean():
+    rng = np.random.default_rng(0)
+    adv, rho, w = (
+        jnp.asarray(x, jnp.float32) for x in (rng.normal(5, 3, 200), rng.lognormal(0, 0.3, 200), rng.random(200))
+    )
+    z = standardise(adv, rho, w)
+    assert abs(mean(rho * z, w)) < 1e-5
+    equal = standardise(jnp.ones(200, jnp.float32), rho, w)
+    assert np.isfinite(np.asarray(equal)).all()
+
+
+# --- distributions ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+def test_kl_is_the_forward_divergence_of_its_arguments(kind: str):
+    """By sampling: KL(p‖q) is the mean under p of log p - log q, and not the other way round."""
+    rng = np.random.default_rng(0)
+    n = 400_000
+    if kind == "gaussian":
+        p = Gaussian(jnp.asarray([[0.3, -0.2]], jnp.float32), jnp.asarray([0.2, -0.5], jnp.float32))
+        q = Gaussian(jnp.asarray([[0.0, 0.4]], jnp.float32), jnp.asarray([0.6, -0.1], jnp.float32))
+        action = np.asarray(p.mean) + np.exp(np.asarray(p.log_std)) * rng.standard_normal((n, 2))
+        action = jnp.asarray(action, jnp.float32)
+    else:
+        p = Categorical(jax.nn.log_softmax(jnp.asarray([[0.0, 1.0, -1.0]], jnp.float32)))
+        q = Categorical(jax.nn.log_softmax(jnp.asarray([[1.0, 0.0, 0.5]], jnp.float32)))
+        probabilities = np.exp(np.asarray(p.logp[0], np.float64))
+        action = jnp.asarray(rng.choice(3, n, p=probabilities / probabilities.sum()))
+    wide = [type(d)(*(jnp.broadcast_to(x, (n, *x.shape[1:])) if x.ndim == 2 else x for x in d)) for d in (p, q)]
+    sampled = float(np.mean(np.asarray(log_prob(wide[0], action) - log_prob(wide[1], action), np.float64)))
+    assert float(kl(p, q)[0]) == pytest.approx(sampled, rel=0.02)
+    assert abs(float(kl(p, q)[0]) - float(kl(q, p)[0])) > 0.03, "the case must tell the directions apart"
+    assert float(kl(p, p)[0]) == pytest.approx(0.0, abs=1e-6)
+    h = -float(np.mean(np.asarray(log_prob(wide[0], action), np.float64)))
+    assert float(entropy(p)[0]) == pytest.approx(h, rel=0.02)
+
+
+# --- the line search ----------------------------------------------------------------------------------------------
+
+
+def test_refused_step_returns_the_old_parameters_bit_for_bit():
+    theta = jnp.asarray(np.random.default_rng(0).standard_normal(50), jnp.float32)
+    for step in (jnp.full(50, jnp.nan, jnp.float32), jnp.full(50, 1e38, jnp.float32)):
+        new, fraction = solvers.backtrack(theta, step, lambda _: jnp.bool_(False))
+        assert fraction == 0 and np.asarray(new).tobytes() == np.asarray(theta).tobytes()
+
+
+def test_line_search_takes_the_first_accepted_fraction():
+    theta, step = jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32)
+    new, fraction = solvers.backtrack(theta, step, lambda x: x[0] < 0.4)
+    assert fraction == pytest.approx(2**-1.5) and new[0] == pytest.approx(2**-1.5)
+
+
+@pytest.mark.parametrize("rule", ["trpo", "vmpo"])
+def test_natural_step_stays_inside_the_trust_region(rule: Any):
+    for seed in range(3):
+        agent = new_agent(seed)
+        h = hyper((0.4, 0.3, 0.2, 0.1), 0.1)
+        s = algorithms.estimate(agent.policy.params, agent.value.params, buffer_of(agent, 4, 4), h)
+        _, m = algorithms.improve(agent, s, jax.random.key(seed), h, Static(rule, 1, 4))
+        assert m.kl <= 1.5 * 0.1**2 / 2
+        assert m.fraction == 0 or m.improvement > -1e-3
+
+
+def test_learning_rate_falls_only_when_the_trust_region_is_left():
+    agent = new_agent(4)._replace(lr=jnp.float32(1e-2))
+    s = on_policy_sample(agent)
+    for eps, falls in ((1e-4, True), (10.0, False)):
+        new, m = algorithms.improve(agent, s, jax.random.key(0), hyper((1.0,), eps), Static("ppo", 2, 4))
+        assert (m.tv > eps / 2) == falls
+        assert float(new.lr) == pytest.approx(1e-2 / 1.03 if falls else 1e-2)

@@ -1,0 +1,52 @@
+"""All six algorithms solve tiny environments whose optimal values and actions are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import PROBES, Probe
+
+from gpi.core import normalize
+from gpi.core.plan import ALGORITHMS
+from gpi.core.policy import Gaussian, distribution, value
+from gpi.training.config import Config
+from gpi.training.loop import Trainer
+
+GAMMA = 0.5
+ENVS, MEMBERS = 8, 2
+
+
+def solve(algorithm: str, probe: str) -> Trainer:
+    config = Config(
+        task=f"probe/{probe}", algorithm=algorithm, seeds=MEMBERS, n=256, num_envs=ENVS, reset_each_batch=False,
+        gamma=GAMMA, lr=3e-3, value_lr=3e-3, minibatches=8, hidden=(16,),
+    )  # fmt: skip
+    pool = Probe(probe, MEMBERS * ENVS, horizon=3 if probe == "time-limit" else None)
+    trainer = Trainer(config, pool, jax.local_devices()[:2])
+    trainer.warm_up()
+    for it in trainer.iterations(trainer.plan.steps * 40):
+        assert all(np.isfinite(x).all() for x in it.metrics), "a NaN reward of an auto-reset got through"
+    return trainer
+
+
+@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_probe_is_solved(algorithm: str, probe: str, x64: None):
+    trainer = solve(algorithm, probe)
+    pool = trainer.pool
+    assert isinstance(pool, Probe)
+    seen = np.unique(np.round(np.asarray(trainer.feed.obs), 1))[:, None] if trainer.feed else np.zeros((1, 1))
+    states = jnp.asarray([[0.0], [1.0]] if probe == "delayed" else seen, jnp.float32)
+    for p in range(MEMBERS):
+        member = jax.tree.map(lambda x, p=p: x[p], jax.device_get(trainer.state))
+        read = normalize.normalise_obs(normalize.lens(member.normaliser.obs), states)
+        scale = np.asarray(normalize.std(member.normaliser.returns), np.float32)
+        best = pool.optimal_action(states)
+        if best is None:
+            ours = scale * np.asarray(value(member.agent.value.params, read))
+            np.testing.assert_allclose(ours, pool.optimal_value(states, GAMMA), atol=0.1)
+        else:
+            pi = distribution(member.agent.policy.params, read)
+            assert isinstance(pi, Gaussian)
+            np.testing.assert_allclose(pi.mean, best, atol=0.2)
+            assert np.exp(pi.log_std[0]) < 0.8, "a policy that knows the best action need not explore as at first"
