@@ -76,6 +76,11 @@ def no_less(left: float, right: float, mdp: MDP) -> bool:
     return left >= right - 1e-12 * (1 + np.abs(mdp.r).max()) / (1 - mdp.gamma) ** 2
 
 
+def small_mdp():
+    rng = np.random.default_rng(3)
+    return rng.dirichlet(np.ones(4), size=(4, 3)), rng.normal(size=(4, 3)), rng.dirichlet(np.ones(4)), 0.9
+
+
 def straight_path(mdp: MDP, M: int, step: float) -> tuple[np.ndarray, np.ndarray]:
     """Policies that move mass from action 0 to action 1 by the same TV in every state: eq (6) with equality."""
     S, A = mdp.r.shape
@@ -125,7 +130,7 @@ def test_tv_is_half_the_l1_distance():
 
 def test_bounds_are_the_equations_written_out():
     rng = np.random.default_rng(0)
-    mdp = random_mdp(rng)
+    mdp = MDP(*small_mdp())
     past = np.array([random_policy(mdp, rng) for _ in range(3)])
     pi, mixture = random_policy(mdp, rng), [0.5, 0.2, 0.3]
     surrogate = penalty = 0.0
@@ -225,7 +230,7 @@ def test_theorem_3_never_fails_without_a_broken_premise():
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5, 1.0])
 def test_theorem_3_is_tight_and_a_broken_premise_is_detected(kappa):
-    mdp, eps, mixture = MDP(*straight_mdp()), 0.1, nu(3, kappa)
+    mdp, eps, mixture = MDP(*small_mdp()), 0.1, nu(3, kappa)
     step = eps_gpi(mixture, eps) / 2
     pi, past = straight_path(mdp, len(mixture), step)
     chain = theorem_3(mdp, pi, past, mixture, eps)
@@ -246,17 +251,12 @@ def test_theorem_3_is_tight_and_a_broken_premise_is_detected(kappa):
 
 
 def test_policies_without_weight_take_no_part_in_theorem_3():
-    mdp = MDP(*straight_mdp())
+    mdp = MDP(*small_mdp())
     pi, past = straight_path(mdp, 2, 0.05)
-    wild = np.array([*past, past[0][:, ::-1]])
+    wild = np.array([*past, np.eye(3)[[0, 1, 2, 0]]])
     padded, plain = theorem_3(mdp, pi, wild, [0.5, 0.5, 0.0], 0.15), theorem_3(mdp, pi, past, [0.5, 0.5], 0.15)
-    assert padded.premise and plain.premise
+    assert padded.premise and plain.premise and not theorem_3(mdp, pi, wild, [0.5, 0.4, 0.1], 0.15).premise
     assert padded.penalty == pytest.approx(plain.penalty)
-
-
-def straight_mdp():
-    rng = np.random.default_rng(3)
-    return rng.dirichlet(np.ones(4), size=(4, 3)), rng.normal(size=(4, 3)), rng.dirichlet(np.ones(4)), 0.9
 
 
 @pytest.mark.parametrize(
@@ -272,13 +272,13 @@ def straight_mdp():
     ],
 )
 def test_a_wrong_mdp_gets_one_line(change, name):
-    fields = dict(zip(("p", "r", "rho0", "gamma"), straight_mdp(), strict=True))
+    fields = dict(zip(("p", "r", "rho0", "gamma"), small_mdp(), strict=True))
     with pytest.raises(UsageError, match=rf"^{name} must .*, got .*; [a-z ,.0-9]+$"):
         MDP(**{**fields, **change})
 
 
 def test_wrong_policies_and_mixtures_get_one_line():
-    mdp = MDP(*straight_mdp())
+    mdp = MDP(*small_mdp())
     pi, past = straight_path(mdp, 2, 0.05)
     with pytest.raises(UsageError, match=r"^pi must be probabilities"):
         J(mdp, 2 * pi)

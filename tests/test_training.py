@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.extend
@@ -90,7 +91,7 @@ def test_second_iteration_compiles_nothing(x64: None):
 
 
 def test_same_seed_gives_the_same_bits_twice_and_other_seeds_others(tmp_path: Path):
-    settings = dict(seeds=2, steps=4096, quiet=True)
+    settings: dict[str, Any] = {"seeds": 2, "steps": 4096, "quiet": True}
     a = gpi.train("geppo", TASK, out=tmp_path / "a", **settings)
     b = gpi.train("geppo", TASK, out=tmp_path / "b", **settings)
     for name in ("metrics.csv", "episodes.csv", "policy-0.safetensors", "policy-1.safetensors"):
@@ -122,7 +123,7 @@ def test_run_directory(run: gpi.Run):
 
 def test_metrics_have_every_seed_and_true_steps(run: gpi.Run):
     table = rows(run.dir / "metrics.csv")
-    required = ["seed", "iteration", "steps", "episode_return", "tv", "penalty", "kl", "eps_gpi", "lr", "entropy", "value_loss", "ess"]
+    required = "seed,iteration,steps,episode_return,tv,penalty,kl,eps_gpi,lr,entropy,value_loss,ess".split(",")  # noqa: SIM905
     assert list(table[0])[: len(required)] == required and tuple(table[0]) == METRICS
     assert [(int(r["seed"]), int(r["iteration"]), int(r["steps"])) for r in table] == [
         (seed, i, 1024 * i) for i in range(1, 6) for seed in (7, 8, 9)

@@ -5,7 +5,7 @@ fixes the slope b and each guarantee bounds t from one side, so there is nothing
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -60,7 +60,7 @@ def nu(B: int, kappa: float) -> tuple[float, ...]:
     B, kappa = _positive_integer("B", B), _fraction("kappa", kappa)
     t = _ramp_end(B, kappa)
     nu = _ramp(t)
-    # Rounding t can leave the sample size short of B·n by its last bit: step inside, so that Theorem 4 holds to the letter.
+    # Rounding t can leave the sample size a last bit short of B·n: step inside, so that Theorem 4 holds to the letter.
     for _ in range(8):
         if 1 / _sum_of_squares(nu) >= B:
             break
@@ -68,17 +68,12 @@ def nu(B: int, kappa: float) -> tuple[float, ...]:
     return nu
 
 
-def _sum_of_squares(nu: Sequence[float]) -> float:
-    """Σ ν_i², the quantity of eq (12) that the effective sample size divides by."""
-    return math.fsum(p * p for p in nu)
-
-
-def mean_age(nu: Sequence[float]) -> float:
+def mean_age(nu: Iterable[float]) -> float:
     """E_{i~ν}[i + 1], the quantity of eq (10) and eq (12) that the trust region divides by."""
     return math.fsum(p * (i + 1) for i, p in enumerate(nu))
 
 
-def eps_gpi(nu: Sequence[float], eps: float) -> float:
+def eps_gpi(nu: Iterable[float], eps: float) -> float:
     """The generalized trust region parameter, eq (10): ε / E[i + 1]."""
     return eps / mean_age(nu)
 
@@ -88,13 +83,13 @@ def delta(eps: float) -> float:
     return eps**2 / 2
 
 
-def effective_sample_size(nu: Sequence[float], n: int) -> float:
+def effective_sample_size(nu: Iterable[float], n: int) -> float:
     """The effective sample size of Theorem 4 (Definition 3): n / Σ ν_i²."""
     # 1/Σν² first: where that is at least B, ess is at least B·n for every n, in floating point too.
     return n * (1 / _sum_of_squares(nu))
 
 
-def tv_update_size(nu: Sequence[float], B: int, eps: float) -> float:
+def tv_update_size(nu: Iterable[float], B: int, eps: float) -> float:
     """The total TV distance update size of Theorem 4 (Definition 4): B / E[i + 1] · ε/2."""
     return B / mean_age(nu) * eps / 2
 
@@ -112,6 +107,11 @@ def _describe(nu: tuple[float, ...], B: int, eps: float, n: int) -> Mixture:
         ess_gain=1 / _sum_of_squares(nu) / B - 1,
         tv_gain=B / mean_age(nu) - 1,
     )
+
+
+def _sum_of_squares(nu: Iterable[float]) -> float:
+    """Σ ν_i², the quantity of eq (12) that the effective sample size divides by."""
+    return math.fsum(p * p for p in nu)
 
 
 def _ramp(t: float) -> tuple[float, ...]:
