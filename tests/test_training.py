@@ -187,7 +187,7 @@ def test_batches_without_reset_carry_episodes_over_and_mask_the_reset_rows(x64: 
     validate(config)
     trainer = trainer_of(config)
     trainer.warm_up()
-    log = EpisodeLog(2, 1)
+    log = EpisodeLog(2, 1, reset_each_batch=False)
     ended, invalid = [], 0
     for it in trainer.iterations(300 * 6):
         ended += log.finish(it.raw)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ def save(path: Path, theta: Any, normaliser: Any, about: dict[str, str]) -> None
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
     arrays["returns/std"] = std(normaliser.returns)
-    save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path, {"format": FORMAT, **about})
+    # One entry: the order of several is random, and the same run must write the same bytes.
+    header = {"gpi": json.dumps({"format": FORMAT, **about})}
+    save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path, header)
 
 
 def load(path: str | Path, seed: int | None = None) -> Policy:
@@ -71,9 +74,9 @@ def load(path: str | Path, seed: int | None = None) -> Policy:
         path = policy_file(path, seed)
     try:
         with safe_open(path, "numpy") as file:
-            about = dict(file.metadata() or {})
+            about = json.loads((file.metadata() or {}).get("gpi", "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise UsageError(f"cannot read the policy {path}: {error}") from error
     if about.get("format") != FORMAT:
         raise UsageError(f"{path} is not a policy of this version: format {about.get('format')!r}, not {FORMAT!r}")

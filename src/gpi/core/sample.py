@@ -71,7 +71,7 @@ def weights(nu: Array, policies: Array, valid: Array) -> Array:
 
     While fewer than M policies exist, nu is taken over those that do and renormalised.
     """
-    held = jnp.arange(nu.shape[0]) < policies
+    held = jnp.arange(nu.shape[0], dtype=policies.dtype) < policies
     nu = jnp.where(held, nu, 0.0)
     rows = valid.astype(nu.dtype)
     per_row = nu / jnp.sum(nu) / jnp.maximum(rows.sum((1, 2)), 1.0)

@@ -71,16 +71,19 @@ class Table:
 
 
 class EpisodeLog:
-    """Adds up rewards into episode returns; episodes may span batches."""
+    """Adds up rewards into episode returns; episodes span batches, unless every batch starts with a reset."""
 
-    def __init__(self, P: int, E: int):
+    def __init__(self, P: int, E: int, *, reset_each_batch: bool):
         """No episode has begun."""
+        self.reset_each_batch = reset_each_batch
         self.total = np.zeros((P, E))
         self.length = np.zeros((P, E), np.int64)
 
     def finish(self, raw: Rollout) -> list[list[tuple[int, float, int]]]:
         """For each member, the episodes that ended in this batch: steps into the batch, return, length."""
         P, _, E = raw.reward.shape
+        if self.reset_each_batch:  # what the last batch left unfinished never ends
+            self.total[:], self.length[:] = 0.0, 0
         ended: list[list[tuple[int, float, int]]] = [[] for _ in range(P)]
         steps = np.cumsum(raw.valid.sum(axis=2), axis=1)
         for p, e in np.ndindex(P, E):

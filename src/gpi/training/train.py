@@ -68,7 +68,7 @@ class Recorder:
         self.metrics = Table(directory / "metrics.csv", METRICS)
         self.episodes = Table(directory / "episodes.csv", EPISODES)
         self.timing = Table(directory / "timing.csv", TIMING)
-        self.log = EpisodeLog(config.seeds, config.num_envs)
+        self.log = EpisodeLog(config.seeds, config.num_envs, reset_each_batch=config.reset_each_batch)
         self.steps = np.zeros(config.seeds, np.int64)
         self.recent = [deque(maxlen=RECENT_EPISODES) for _ in range(config.seeds)]
         self.start = time.perf_counter()
@@ -128,11 +128,11 @@ def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple
 
     from gpi.training.loop import Trainer
 
-    with jax.enable_x64(True), interruptible() as interrupt:
-        threads = config.threads or runtime.cores()
+    # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"), interruptible() as interrupt:
         seeds = range(config.seed, config.seed + config.seeds)
         names = [name for seed in seeds for name in env_seeds(config.task, config.algorithm, seed, config.num_envs)]
-        pool = dmc.make(config.task, names, min(threads, len(names)))
+        pool = dmc.make(config.task, names, runtime.simulation_threads(config))
         record.claim(directory)
         progress = Progress(config.seeds, open_null() if quiet else None)
         recorder = None
