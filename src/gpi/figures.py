@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gpi.core.plan import ALGORITHMS
 from gpi.training.record import Run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B")
+CROWDED = 3  # more runs than this make a panel unreadable
 POINTS = 200
 
 
@@ -23,6 +26,11 @@ def smooth(steps: np.ndarray, returns: np.ndarray, grid: np.ndarray, window: flo
     return np.where(count > 0, (total[right] - total[left]) / np.maximum(count, 1), np.nan)
 
 
+def task_of(run: Run) -> str:
+    """The short name of a run's task."""
+    return run.config["task"].removeprefix("dmc/")
+
+
 def label(run: Run, runs: Sequence[Run]) -> str:
     """What tells this run from the others, in the fewest words."""
     config, others = run.config, [other.config for other in runs]
@@ -33,32 +41,46 @@ def label(run: Run, runs: Sequence[Run]) -> str:
     return " ".join(words)
 
 
+def families(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that share panels: all of them or, where a task has too many for one panel, those of each rule.
+
+    On-policy runs come first, so that a rule's pair has the same two colours in every panel.
+    """
+    runs = sorted(runs, key=lambda run: ALGORITHMS[run.config["algorithm"]][1])
+    if max(sum(task_of(other) == task_of(run) for other in runs) for run in runs) <= CROWDED:
+        return [runs]
+    by_rule: dict[str, list[Run]] = {rule: [] for rule, _ in ALGORITHMS.values()}
+    for run in runs:
+        by_rule[ALGORITHMS[run.config["algorithm"]][0]].append(run)
+    return [family for family in by_rule.values() if family]
+
+
 def learning_curves(runs: Sequence[Run], path: Path) -> None:
-    """Return against environment steps: one panel per task, a thin line per seed, a thick one for their mean."""
-    tasks = list(dict.fromkeys(run.config["task"].removeprefix("dmc/") for run in runs))
-    columns = min(len(tasks), 3)
-    rows = -(-len(tasks) // columns)
-    figure = Figure(figsize=(6.4 * columns, 4.2 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    names = list(dict.fromkeys(label(run, runs) for run in runs))
-    for axis in axes.flat[len(tasks) :]:
-        axis.remove()
-    for axis, task in zip(axes.flat, tasks, strict=False):
-        for run in runs:
-            if run.config["task"].removeprefix("dmc/") == task:
-                name = label(run, runs)
-                draw(axis, run, name, COLOURS[names.index(name) % len(COLOURS)])
-        axis.set_title(task)
-        axis.set_xlabel("environment steps per agent")
-        axis.set_ylabel("episode return")
-        axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x else "0")
-        axis.set_xlim(left=0)
-        axis.grid(alpha=0.3)
-        axis.legend(loc="upper left", frameon=False)
+    """Return against environment steps: a panel per task, or per task and rule; every seed thin, their mean thick."""
+    columns = families(runs)
+    tasks = list(dict.fromkeys(map(task_of, runs)))
+    panels = [(task, family) for task in tasks for family in columns]
+    width = len(columns) if len(columns) > 1 else 2 if len(tasks) == 4 else min(len(tasks), 3)
+    height = -(-len(panels) // width)
+    figure = Figure(figsize=((4.8 if width > 1 else 6.4) * width, 3.6 * height), layout="constrained")
+    axes = figure.subplots(height, width, squeeze=False, sharey="row" if len(columns) > 1 else "none")
+    unused = [("", [])] * (axes.size - len(panels))
+    for axis, (task, family) in zip(axes.flat, [*panels, *unused], strict=True):
+        mine = [run for run in family if task_of(run) == task]
+        if not mine:
+            axis.remove()
+            continue
+        names = list(dict.fromkeys(label(run, runs) for run in family))
+        for run in mine:
+            name = label(run, runs)
+            draw(axis, run, name, COLOURS[names.index(name) % len(COLOURS)])
+        style(axis, task)
+    figure.supxlabel("environment steps per agent (thin: one seed, thick: mean of the seeds)", fontsize="medium")
+    figure.supylabel("episode return", fontsize="medium")
     figure.savefig(path, dpi=120)
 
 
-def draw(axis, run: Run, name: str, colour: str) -> None:
+def draw(axis: Axes, run: Run, name: str, colour: str) -> None:
     """One run's seeds and their mean."""
     curves = [run.episodes(seed) for seed in run.seeds]
     last = max((int(steps[-1]) for steps, _ in curves if len(steps)), default=0)
@@ -68,8 +90,19 @@ def draw(axis, run: Run, name: str, colour: str) -> None:
     window = max(last / 25, 5000)
     lines = np.array([smooth(steps, returns, grid, window) for steps, returns in curves])
     for line in lines:
-        axis.plot(grid, line, color=colour, lw=0.8, alpha=0.5)
+        axis.plot(grid, line, color=colour, lw=0.8, alpha=0.55)
     seen = ~np.isnan(lines).all(axis=0)
     mean = np.nanmean(lines[:, seen], axis=0)
     seeds = f"{len(curves)} seeds" if len(curves) > 1 else "1 seed"
-    axis.plot(grid[seen], mean, color=colour, lw=2.4, label=f"{name} ({seeds}, mean thick)")
+    axis.plot(grid[seen], mean, color=colour, lw=2.4, label=f"{name} ({seeds})")
+
+
+def style(axis: Axes, title: str) -> None:
+    """Title, axes and legend of one panel."""
+    axis.set_title(title)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x else "0")
+    axis.set_xlim(left=0)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    if axis.lines:  # below the panel, where it hides no curve
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)

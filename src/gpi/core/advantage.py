@@ -12,7 +12,7 @@ from gpi.core.sample import Rollout
 def vtrace(
     rollout: Rollout, value: Array, next_value: Array, rho: Array, gamma: Array, gae_lambda: Array
 ) -> tuple[Array, Array]:
-    """Off-policy GAE with V-trace (section VI-A): A^{pi_k} and the value target, along axis 0; GAE when rho = 1.
+    """Off-policy GAE with V-trace (section VII-A): A^{pi_k} and the value target, along axis 0; GAE when rho = 1.
 
     adv_t = td_t + gamma lambda c_{t+1} adv_{t+1}, target_t = V(s_t) + c_t adv_t, c = min(1, rho).
     """

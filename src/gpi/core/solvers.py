@@ -48,9 +48,7 @@ def climb(climber: Climber, gradient: Params, lr: Array, max_norm: float | None 
     first = jax.tree.map(lambda m, g: BETA_1 * m + (1.0 - BETA_1) * g, climber.first, gradient)
     second = jax.tree.map(lambda m, g: BETA_2 * m + (1.0 - BETA_2) * g * g, climber.second, gradient)
     rate, grow = lr / (1.0 - BETA_1**count), 1.0 / (1.0 - BETA_2**count)
-    params = jax.tree.map(
-        lambda x, m, v: x + rate * m / (jnp.sqrt(grow * v) + ADAM_EPS), climber.params, first, second
-    )
+    params = jax.tree.map(lambda x, m, v: x + rate * m / (jnp.sqrt(grow * v) + ADAM_EPS), climber.params, first, second)
     return Climber(params, first, second, count)
 
 
@@ -58,7 +56,7 @@ def shuffle(key: Array, total: int) -> Array:
     """A random order of `total` samples.
 
     Random high bits over the index in one word, sorted: 20 times faster on a CPU than `jax.random.permutation`, which
-    sorts pairs, twice. Samples whose high bits tie (1 in 500 of 4,096) keep their order.
+    sorts pairs, twice. Samples whose high bits tie (8 pairs of 4,096) keep their order.
     """
     index = (1 << max(1, (total - 1).bit_length())) - 1
     words = jax.random.bits(key, (total,), jnp.uint32) & jnp.uint32(~index & 0xFFFFFFFF)

@@ -131,7 +131,8 @@ def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple
     # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
     with jax.enable_x64(True), jax.default_matmul_precision("highest"), interruptible() as interrupt:
         seeds = range(config.seed, config.seed + config.seeds)
-        names = [name for seed in seeds for name in env_seeds(config.task, config.algorithm, seed, config.num_envs)]
+        task = dmc.find(config.task).id
+        names = [name for seed in seeds for name in env_seeds(task, config.algorithm, seed, config.num_envs)]
         pool = dmc.make(config.task, names, runtime.simulation_threads(config))
         record.claim(directory)
         progress = Progress(config.seeds, open_null() if quiet else None)

@@ -1,0 +1,62 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow lint bench clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 18
+
+setup: .venv/.installed ## prepare .venv; works again only when pyproject.toml has changed
+
+.venv/.installed: pyproject.toml | $(BIN)/python
+	@$(libraries)
+	@echo "setup: installing gpi-rl with its tests and tools into .venv"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "setup: '$(PYTHON)' is missing or older than Python 3.11; name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { echo "setup: '$(PYTHON)' cannot make environments: ensurepip is missing; run: apt-get install python3-venv" >&2; exit 1; }
+	@echo "setup: making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+# EnvPool's wheel brings its own copies of these two, other builds need the system's: so no more than a warning.
+define libraries
+$(BIN)/python -c 'import ctypes; [ctypes.CDLL(name) for name in ("libEGL.so.1", "libOpenGL.so.0")]' 2>/dev/null || { \
+  if [ "$$(id -u)" = 0 ]; then as_root=; else as_root="sudo -n"; fi; \
+  if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+    echo "setup: installing the system libraries libegl1 and libopengl0"; \
+    $$as_root apt-get update >/dev/null 2>&1; $$as_root apt-get install -y libegl1 libopengl0 >/dev/null 2>&1; \
+  else false; fi || \
+  echo "setup: if EnvPool misses libEGL or libOpenGL, run: apt-get install libegl1 libopengl0"; }
+endef
+
+train: setup ## train GePPO with 5 seeds on cheetah-run for a few minutes and draw its learning curve
+	$(BIN)/gpi train cheetah-run --algorithm geppo --seeds 5 --steps 200000
+
+test: lint ## check style and types, then run the quick tests
+	$(BIN)/pytest -n 2
+
+test-slow: setup ## run the tests that take minutes
+	$(BIN)/pytest -m slow
+
+lint: setup ## check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+bench: .venv/.bench ## measure throughput beside Stable-Baselines3
+	$(BIN)/python benchmarks/throughput.py
+
+.venv/.bench: .venv/.installed
+	@echo "setup: installing Stable-Baselines3 into .venv"
+	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+clean: ## remove .venv and caches; runs/ stays
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -prune -exec rm -rf {} +
