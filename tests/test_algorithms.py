@@ -157,7 +157,8 @@ def textbook_target(adv: np.ndarray, delta: float) -> np.ndarray:
         lam = np.exp(log_lam)
         return lam * delta + lam * (np.log(np.mean(np.exp((adv - adv.max()) / lam))) + adv.max() / lam)
 
-    lam = np.exp(scipy.optimize.minimize_scalar(dual, bounds=(-5, 8), method="bounded", options={"xatol": 1e-10}).x)
+    best: Any = scipy.optimize.minimize_scalar(dual, bounds=(-5, 8), method="bounded", options={"xatol": 1e-10})
+    lam = np.exp(best.x)
     w = np.exp((adv - adv.max()) / lam)
     return w / w.mean()
 
@@ -192,8 +193,8 @@ def test_rho_1_makes_vtrace_gae():
     terminated = done & (rng.random(64) < 0.5)
     fields = (np.zeros((64, 1)), np.zeros((64, 1)), reward, np.zeros((64, 1)), terminated, done, np.ones(64, bool))
     rollout = Rollout(*(jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else jnp.asarray(x) for x in fields))
-    arrays = (jnp.asarray(x, jnp.float32) for x in (v, v_next, np.ones(64)))
-    adv, target = vtrace(rollout, *arrays, jnp.float32(0.995), jnp.float32(0.97))
+    v32, next32, rho = (jnp.asarray(x, jnp.float32) for x in (v, v_next, np.ones(64)))
+    adv, target = vtrace(rollout, v32, next32, rho, jnp.float32(0.995), jnp.float32(0.97))
     expected = gae_by_definition(reward, v, v_next, terminated, done, 0.995, 0.97)
     np.testing.assert_allclose(adv, expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(target, v + expected, rtol=2e-5, atol=2e-5)

@@ -22,21 +22,20 @@ import gpi
 from gpi.core import algorithms
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
-from gpi.envs.seeds import env_seeds
 from gpi.training import loop
 from gpi.training.config import Config, validate
 from gpi.training.record import METRICS, EpisodeLog
 from gpi.training.rollout import shape_of
-from gpi.training.train import total_steps
+from gpi.training.train import make_pool, total_steps
 
 SOURCE = Path(gpi.__file__).parent
 TASK = "cartpole-balance"
 
 
 def trainer_of(config: Config) -> loop.Trainer:
-    seeds = range(config.seed, config.seed + config.seeds)
-    names = [x for s in seeds for x in env_seeds(config.task, config.algorithm, s, config.num_envs)]
-    return loop.Trainer(config, dmc.make(config.task, names, 2), jax.local_devices()[: min(2, config.seeds)])
+    devices = jax.local_devices()[: min(2, config.seeds)]
+    pools = [make_pool(config, group, len(devices)) for group in loop.groups(config, len(devices))]
+    return loop.Trainer(config, pools, devices)
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -43,7 +43,7 @@ class Config:
     kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta")
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
     devices: int = setting(0, "devices the population is spread over; 0: all GPUs, or as many CPU cores as help")
-    threads: int = setting(0, "threads of the simulation; 0: one per core")
+    threads: int = setting(0, "threads of each pool of environments; 0: the cores, shared among the pools")
 
 
 def validate(config: Config) -> None:

@@ -1,22 +1,24 @@
 """Training: a population of agents in lockstep, each iteration Algorithm 2 in two compiled programs.
 
-`collect` steps the pool on a CPU device. `learn` is everything else, `vmap`ped over the population and sharded over the
-devices that learn. They are two programs because the pool's address is compiled into the first, so that only the
-second, which is the slow one to compile, can be kept for the next start; and because a GPU cannot step the pool.
+The population is shared out in equal groups, one per device. `collect` steps a group's own pool on a CPU device, all
+groups side by side. `learn` is everything else, `vmap`ped over the population and sharded over the devices. They are
+two programs because a pool's address is compiled into the first, so that only the second, the slow one to compile, can
+be kept for the next start; and because a GPU cannot step a pool.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gpi.core import normalize
 from gpi.core.algorithms import Agent, Hyper, Metrics, Static, estimate, improve
@@ -119,86 +121,117 @@ def static_of(config: Config) -> Static:
     return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack)
 
 
-class Trainer:
-    """A population on its pool: owns the compiled programs and the devices, and steps through iterations."""
+def groups(config: Config, devices: int) -> list[range]:
+    """The seeds of each device: equally many, so the last group may hold further seeds, which are not reported."""
+    each = -(-config.seeds // devices)
+    used = -(-config.seeds // each)
+    return [range(config.seed + each * d, config.seed + each * (d + 1)) for d in range(used)]
 
-    def __init__(self, config: Config, pool: Pool, devices: list[Any]):
-        """Lay out the population over `devices`; nothing is compiled or simulated yet."""
-        self.config, self.pool = config, pool
-        self.plan = plan_of(config)
+
+class Station:
+    """One pool and the members that act in it, on a CPU device of their own."""
+
+    def __init__(self, config: Config, pool: Pool, shape: Shape, host: Any):
+        """Nothing is compiled or simulated yet."""
+        self.config, self.pool, self.shape, self.host = config, pool, shape, host
+        self.handle = pool.handle
+        self.feed = self._reset()
+
+    def compile(self, acting: Any) -> Rollout:
+        """Compile its program for the members' `acting` state; returns the shapes of what it collects."""
+
+        def program(handle: Any, feed: Feed, acting: Any, k: Array) -> Any:
+            theta, normaliser, key = acting
+            keys = jax.vmap(lambda key: use_of(key, k, COLLECTING))(key)
+            return collect(self.pool, self.shape, handle, feed, theta, normaliser, keys)
+
+        arguments = jax.device_put((self.handle, self.feed, acting, jnp.int32(0)), self.host)
+        self.program = jax.jit(program).lower(*arguments).compile()
+        return jax.eval_shape(program, *arguments)[2]
+
+    def gather(self, acting: Any, k: int) -> Rollout:
+        """The next batch of its members, raw, `[K, T, E]`."""
+        if self.config.reset_each_batch:
+            self.feed = self._reset()
+        arguments = jax.device_put((self.handle, self.feed, acting, np.int32(k)), self.host)
+        self.handle, self.feed, raw = self.program(*arguments)
+        return jax.block_until_ready(raw)
+
+    def _reset(self) -> Feed:
+        self.handle, obs = self.pool.reset(self.handle)
+        return jax.device_put(Feed(jnp.asarray(obs), jnp.zeros(self.pool.num_envs, jnp.bool_)), self.host)
+
+
+class Trainer:
+    """A population: owns its stations, its devices and the compiled programs, and steps through iterations."""
+
+    def __init__(self, config: Config, pools: Sequence[Pool], devices: list[Any]):
+        """Lay out the population, one group and its pool on each device, and compile."""
+        started = time.perf_counter()
+        self.config, self.plan = config, plan_of(config)
         self.seeds = range(config.seed, config.seed + config.seeds)
-        self.shape = shape_of(
-            config.seeds, config.num_envs, self.plan.steps // config.num_envs, pool.spec.horizon,
+        layout = groups(config, len(devices))
+        devices = devices[: len(layout)]
+        spec = pools[0].spec
+        shape = shape_of(
+            len(layout[0]), config.num_envs, self.plan.steps // config.num_envs, spec.horizon,
             reset_each_batch=config.reset_each_batch,
         )  # fmt: skip
         self.mesh = Mesh(np.array(devices), ("P",))
         self.sharded = NamedSharding(self.mesh, PartitionSpec("P"))
-        self.host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-        self.padded = -(-config.seeds // len(devices)) * len(devices)
-        self.handle, self.feed = pool.handle, None
-        self.k = 0  # batches collected, warm-up included
-        self.done = 0  # iterations
-        # A population that does not fill its devices repeats its last member there.
-        members = [min(seed, self.seeds[-1]) for seed in range(config.seed, config.seed + self.padded)]
-        keys = jnp.stack([member_key(config, seed) for seed in members])
-        init = jax.jit(jax.vmap(lambda key: (init_state(key, pool.spec, config, self.shape), hyper_of(config))))
+        hosts = jax.local_devices(backend="cpu")
+        self.stations = [Station(config, pool, shape, hosts[d % len(hosts)]) for d, pool in enumerate(pools)]
+        # A pool's threads and a station's program keep one core busy: stations collect side by side.
+        self.crew = ThreadPoolExecutor(len(pools))
+        keys = jnp.stack([member_key(config, seed) for group in layout for seed in group])
+        init = jax.jit(jax.vmap(lambda key: (init_state(key, spec, config, shape), hyper_of(config))))
         self.state, self.hyper = jax.device_put(init(keys), self.sharded)
-        self.compile_seconds = 0.0
+        self.batches = 0  # collected, warm-up included
+        self.done = 0  # iterations
         self._compile()
+        self.compile_seconds = time.perf_counter() - started
 
     def _compile(self) -> None:
-        """Compile the three programs once, ahead of the run."""
-        start = time.perf_counter()
-        P, static = self.config.seeds, static_of(self.config)
-        over_members = PartitionSpec("P")
+        """Compile every program once, ahead of the run."""
+        static, members = static_of(self.config), PartitionSpec("P")
 
-        def gather(handle: Any, feed: Feed, state: tuple[Any, Normaliser, Array], k: Array) -> Any:
-            theta, normaliser, key = jax.tree.map(lambda x: x[:P], state)
-            keys = jax.vmap(lambda key: use_of(key, k, COLLECTING))(key)
-            handle, feed, raw = collect(self.pool, self.shape, handle, feed, theta, normaliser, keys)
-            fill = self.padded - P
-            return handle, feed, jax.tree.map(lambda x: jnp.concatenate([x, *[x[-1:]] * fill]), raw)
-
-        def population(one: Callable[..., Any], specs: tuple[Any, ...]) -> Any:
+        def population(one: Callable[..., Any], *specs: PartitionSpec) -> Any:
             axes = tuple(None if spec == PartitionSpec() else 0 for spec in specs)
             spread = jax.shard_map(
-                jax.vmap(one, in_axes=axes), mesh=self.mesh, in_specs=specs, out_specs=over_members, check_vma=False
+                jax.vmap(one, in_axes=axes), mesh=self.mesh, in_specs=specs, out_specs=members, check_vma=False
             )
             return jax.jit(spread, donate_argnums=0)
 
-        self.feed = jax.device_put(self._first_feed(), self.host)
-        k = jnp.int32(0)
-        arguments = (self.handle, self.feed, self._acting(), jax.device_put(k, self.host))
-        shapes = jax.eval_shape(gather, *arguments)[2]
-        raw = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharded), shapes)
-        self._collect = jax.jit(gather).lower(*arguments).compile()
-        step = population(lambda s, r, h, k: learn(s, r, h, k, static), (over_members,) * 3 + (PartitionSpec(),))
-        self._learn = step.lower(self.state, raw, self.hyper, k).compile()
-        self._observe = population(observe, (over_members,) * 3).lower(self.state, raw, self.hyper).compile()
-        self.compile_seconds = time.perf_counter() - start
+        for station, acting in zip(self.stations, self._acting(), strict=True):
+            shapes = station.compile(acting)
+        P = self.state.key.shape[0]
+        raw = jax.tree.map(lambda x: jax.ShapeDtypeStruct((P, *x.shape[1:]), x.dtype, sharding=self.sharded), shapes)
+        step = population(lambda s, r, h, k: learn(s, r, h, k, static), members, members, members, PartitionSpec())
+        self._learn = step.lower(self.state, raw, self.hyper, jnp.int32(0)).compile()
+        self._observe = population(observe, members, members, members).lower(self.state, raw, self.hyper).compile()
 
-    def _first_feed(self) -> Feed:
-        self.handle, obs = self.pool.reset(self.handle)
-        return Feed(jnp.asarray(obs), jnp.zeros(self.pool.num_envs, jnp.bool_))
-
-    def _acting(self) -> tuple[Any, Normaliser, Array]:
-        """What acting needs of the state, where the pool is."""
+    def _acting(self) -> list[Any]:
+        """What acting needs of the state, for each station."""
         acting = (self.state.agent.policy.params, self.state.normaliser, self.state.key)
-        return jax.device_put(acting, self.host)
+        return [jax.tree.map(lambda x, d=d: x.addressable_data(d), acting) for d in range(len(self.stations))]
 
     def _gather(self) -> Rollout:
-        """The next batch of every member, raw."""
-        if self.config.reset_each_batch:
-            self.feed = jax.device_put(self._first_feed(), self.host)
-        k = jax.device_put(jnp.int32(self.k), self.host)
-        self.handle, self.feed, raw = self._collect(self.handle, self.feed, self._acting(), k)
-        self.k += 1
-        return jax.block_until_ready(raw)
+        """The next batch of every member, raw, where it is learned from."""
+        k = self.batches
+        self.batches += 1
+        jobs = [self.crew.submit(s.gather, acting, k) for s, acting in zip(self.stations, self._acting(), strict=True)]
+        parts = [jax.device_put(job.result(), d) for job, d in zip(jobs, self.mesh.devices, strict=True)]
+
+        def join(*shards: Array) -> Array:
+            shape = (len(shards) * shards[0].shape[0], *shards[0].shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, self.sharded, shards)
+
+        return jax.tree.map(join, *parts)
 
     def warm_up(self) -> None:
         """B batches of n, or one of B n on-policy, to start the normalisers; not counted as steps."""
         for _ in range(self.config.B * self.config.n // self.plan.steps):
-            self.state = self._observe(self.state, jax.device_put(self._gather(), self.sharded), self.hyper)
+            self.state = self._observe(self.state, self._gather(), self.hyper)
 
     def iterations(self, steps: int) -> Iterator[Iteration]:
         """Collect and learn until every agent has taken `steps` steps."""
@@ -206,10 +239,14 @@ class Trainer:
             start = time.perf_counter()
             raw = self._gather()
             collected = time.perf_counter()
-            k = self.k - 1
-            self.state, metrics = self._learn(self.state, jax.device_put(raw, self.sharded), self.hyper, jnp.int32(k))
+            k = jnp.int32(self.batches - 1)
+            self.state, metrics = self._learn(self.state, raw, self.hyper, k)
             metrics = jax.device_get(metrics)
             learned = time.perf_counter()
             raw, metrics = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, metrics))
             self.done = i + 1
             yield Iteration(self.done, raw, metrics, collected - start, learned - collected)
+
+    def close(self) -> None:
+        """End the threads that collect."""
+        self.crew.shutdown()

@@ -11,8 +11,6 @@ from typing import Any
 
 from gpi.training.config import Config
 
-FEW = 8  # environments; measured on cheetah-run, 2 cores: 5 are faster on one thread, 16 on two
-
 VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "numpy", "safetensors")
 
 
@@ -24,12 +22,6 @@ def cores() -> int:
 def host_devices(config: Config) -> int:
     """How many CPU devices the population is worth: one per core, but none without a member."""
     return config.devices or min(cores(), config.seeds)
-
-
-def simulation_threads(config: Config) -> int:
-    """Threads of the pool: one per core, less the one that acts while few environments keep it waiting."""
-    environments = config.seeds * config.num_envs
-    return config.threads or max(1, min(environments, cores() - (environments <= FEW)))
 
 
 def prepare(config: Config) -> None:

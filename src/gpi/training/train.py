@@ -126,22 +126,19 @@ def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple
         runtime.prepare(config)
     import jax
 
-    from gpi.training.loop import Trainer
+    from gpi.training.loop import Trainer, groups
 
     # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
     with jax.enable_x64(True), jax.default_matmul_precision("highest"), interruptible() as interrupt:
-        seeds = range(config.seed, config.seed + config.seeds)
-        task = dmc.find(config.task).id
-        names = [name for seed in seeds for name in env_seeds(task, config.algorithm, seed, config.num_envs)]
-        pool = dmc.make(config.task, names, runtime.simulation_threads(config))
+        devices = runtime.devices(config)
+        pools = [make_pool(config, group, len(devices)) for group in groups(config, len(devices))]
         record.claim(directory)
         progress = Progress(config.seeds, open_null() if quiet else None)
         recorder = None
         try:
-            devices = runtime.devices(config)
-            write_config(directory, config, devices, names)
+            write_config(directory, config, devices)
             progress.say(headline(config, devices, directory))
-            trainer = Trainer(config, pool, devices)
+            trainer = Trainer(config, pools, devices)
             trainer.warm_up()
             recorder = Recorder(directory, config)
             progress.begin()
@@ -162,6 +159,17 @@ def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple
             if recorder is not None:
                 recorder.close()
         return Run(directory), interrupt.signal
+
+
+def seeds_of(config: Config, seeds: range) -> list[int]:
+    """The environment seeds of some members, in the order of their pool."""
+    task = dmc.find(config.task).id
+    return [name for seed in seeds for name in env_seeds(task, config.algorithm, seed, config.num_envs)]
+
+
+def make_pool(config: Config, seeds: range, pools: int) -> dmc.DmcPool:
+    """The pool of a group of members; its threads are the cores, shared with the other pools."""
+    return dmc.make(config.task, seeds_of(config, seeds), config.threads or max(1, runtime.cores() // pools))
 
 
 def open_null() -> Any:
@@ -187,13 +195,13 @@ def unsharded(config: Config, devices: list[Any]) -> bool:
     return devices[0].platform == "cpu" and len(devices) < runtime.host_devices(config)
 
 
-def write_config(directory: Path, config: Config, devices: list[Any], env_seeds: list[int]) -> None:
+def write_config(directory: Path, config: Config, devices: list[Any]) -> None:
     """Everything needed to repeat the run, before anything else is written."""
     plan = plan_of(config)
     record.write_json(directory / "config.json", {
         "config": dataclasses.asdict(config),
         "plan": {**dataclasses.asdict(plan), "M": len(plan.nu)},
-        "env_seeds": env_seeds,
+        "env_seeds": seeds_of(config, range(config.seed, config.seed + config.seeds)),
         "devices": [str(device) for device in devices],
         "runtime": runtime.settings(),
         "versions": runtime.versions(),

@@ -1,0 +1,145 @@
+"""The command line as a person meets it: output, errors of one line, nothing written on bad input."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpi
+from gpi import cli
+from gpi.envs import dmc
+from gpi.training.config import Config
+from gpi.training.record import EPISODES, Table, write_json
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a refused command."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("gpi: "), (code, out, err)
+    return err
+
+
+@pytest.mark.parametrize(("options", "value", "rule", "remedy"), [
+    (["cheeta-run"], "cheeta-run", "28 DeepMind Control tasks", "cheetah-run"),
+    (["cheetah-run", "--algorithm", "gepo"], "gepo", "one of ppo, trpo, vmpo, geppo, getrpo, gevmpo", "'geppo'"),
+    (["cheetah-run", "--kappa", "1.5"], "kappa = 1.5", "in [0, 1]", "use"),
+    (["cheetah-run", "--kappa", "-0.1"], "kappa = -0.1", "in [0, 1]", "use"),
+    (["cheetah-run", "--kappa", "nan"], "kappa = nan", "in [0, 1]", "use"),
+    (["cheetah-run", "--B", "0"], "B = 0", "at least 1", "use 1 or more"),
+    (["cheetah-run", "--n", "0"], "n = 0", "at least 1", "use 1 or more"),
+    (["cheetah-run", "--seeds", "0"], "seeds = 0", "at least 1", "use 1 or more"),
+    (["cheetah-run", "--steps", "-5"], "steps = -5", "at least 1", "use 1 or more"),
+    (["cheetah-run", "--seed", "-1"], "seed = -1", "in [0,", "use 0"),
+    (["cheetah-run", "--eps", "0"], "eps = 0.0", "positive", "use 0.2"),
+    (["cheetah-run", "--gamma", "1"], "gamma = 1.0", "[0, 1)", "use 0.995"),
+    (["cheetah-run", "--n", "2049", "--num-envs", "2"], "n = 2049", "divide among 2 environments", "--n 2050"),
+    (["cheetah-run", "--n", "512"], "512", "below the horizon of 1000", "--n 1000"),
+    (["cheetah-run", "--n", "1024", "--num-envs", "2"], "512", "below the horizon of 1000", "--n 2000"),
+    (["cheetah-run", "--seeds", "two"], "two", "invalid", "--help"),
+    (["cheetah-run", "--no-such-option"], "--no-such-option", "unrecognized", "--help"),
+])  # fmt: skip
+def test_bad_input_is_one_line_and_nothing_is_written(
+    options: list[str], value: str, rule: str, remedy: str,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, "train", *options, "--out", str(tmp_path / "run"))
+    assert value in line and rule in line and remedy in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_holds_another_run_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    line = refused(capsys, "train", "cartpole-balance", "--out", str(tmp_path))
+    assert str(tmp_path) in line and "holds another run" in line and "name a new directory" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("library", ["libEGL.so.1", "libOpenGL.so.0"])
+def test_a_missing_system_library_is_one_line(
+    library: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Finder:
+        """Makes `import envpool` fail as the loader does."""
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.split(".")[0] == "envpool":
+                raise ImportError(f"{library}: cannot open shared object file: No such file or directory")
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "envpool"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    line = refused(capsys, "train", "cartpole-balance", "--out", str(tmp_path / "run"))
+    assert library in line and "missing" in line and "apt-get install" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["tasks"]) == 0
+    table = capsys.readouterr().out
+    assert len(table.splitlines()) == 29 and re.search(r"dmc/cheetah-run +17 +6", table)
+    assert cli.main(["tasks", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == 28 and {"id": "dmc/cheetah-run", "observation_size": 17, "action_size": 6} in listed
+    assert all(set(task) == {"id", "observation_size", "action_size"} for task in listed)
+
+
+def test_mixture(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    options = ["mixture", "--B", "2", "--kappa", "0.5", "--eps", "0.2", "--n", "1024"]
+    assert cli.main(options) == 0
+    table = capsys.readouterr().out
+    assert "0.506538" in table and "0.120949" in table and "2603.4" in table
+    assert cli.main([*options, "--json", "--plot", str(tmp_path / "figure.png")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["nu", "M", "mean_age", "eps_gpi", "delta_gpi", "ess", "tv_size", "ess_gain", "tv_gain"]
+    assert printed["nu"] == pytest.approx([0.506538, 0.333333, 0.160128], abs=1e-6) and printed["M"] == 3
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert "kappa" in refused(capsys, "mixture", "--kappa", "2")
+    assert "figure.gif" in refused(capsys, "mixture", "--plot", str(tmp_path / "figure.gif"))
+
+
+def run_directory(path: Path, algorithm: str, task: str = "cheetah-run") -> Path:
+    """A run directory with made-up episodes, as `gpi train` writes them."""
+    path.mkdir()
+    config = {field: getattr(Config(task, algorithm), field) for field in Config.__dataclass_fields__}
+    write_json(path / "config.json", {"config": config})
+    table = Table(path / "episodes.csv", EPISODES)
+    rng = np.random.default_rng(0)
+    table.add((seed, 1024 * k + 1000, rng.random() * k, 1000) for k in range(300) for seed in range(5))
+    table.close()
+    return path
+
+
+def test_plot_compares_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    a, b = run_directory(tmp_path / "a", "ppo"), run_directory(tmp_path / "b", "geppo", "finger-spin")
+    assert cli.main(["plot", str(a), str(b), "--out", str(tmp_path / "both.png")]) == 0
+    assert "both.png" in capsys.readouterr().out
+    assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
+    assert "not a run directory" in refused(capsys, "plot", str(tmp_path / "nowhere"))
+    returns = gpi.Run(a).returns
+    steps, totals = gpi.Run(a).episodes(3)
+    assert returns[3] == pytest.approx(totals[steps > steps[-1] - 204_800].mean()) and len(returns) == 5
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for name, field in Config.__dataclass_fields__.items():
+        assert name.replace("_", "-") in text.lower().replace("_", "-") or name in text
+        assert field.metadata["help"].split(";")[0].split()[0] in text
+    assert "gpi train cheetah-run --algorithm geppo --seeds 5" in text
+
+
+def test_numbers_may_be_written_as_people_do():
+    parsed = cli.parser().parse_args(["train", "cheetah-run", "--steps", "1e6", "--hidden", "32,16"])
+    assert parsed.steps == 1_000_000 and parsed.hidden == (32, 16)
+    assert dmc.find("dmc/cheetah-run") == dmc.find("cheetah-run")
