@@ -43,7 +43,7 @@ def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
 
 def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:
     numbers = (nu, EPS, eps, 0.995, 0.97, 3e-4)
-    return Hyper(*(jnp.asarray(x, jnp.float32) for x in numbers))
+    return Hyper(*(jnp.asarray(x, jnp.float32) for x in numbers), freeze=jnp.int32(2**31 - 1))
 
 
 def buffer_of(agent: Agent, slots: int, filled: int, drift: float = 0.05) -> Buffer:
@@ -272,9 +272,9 @@ def test_kl_is_the_forward_divergence_of_its_arguments(kind: str):
         action = np.asarray(p.mean) + np.exp(np.asarray(p.log_std)) * rng.standard_normal((n, 2))
         action = jnp.asarray(action, jnp.float32)
     else:
-        p = Categorical(jax.nn.log_softmax(jnp.asarray([[0.0, 1.0, -1.0]], jnp.float32)))
-        q = Categorical(jax.nn.log_softmax(jnp.asarray([[1.0, 0.0, 0.5]], jnp.float32)))
-        probabilities = np.exp(np.asarray(p.logp[0], np.float64))
+        p = Categorical(jnp.asarray([[0.0, 1.0, -1.0]], jnp.float32))
+        q = Categorical(jnp.asarray([[1.0, 0.0, 0.5]], jnp.float32))
+        probabilities = np.exp(np.asarray(jax.nn.log_softmax(p.logits[0]), np.float64))
         action = jnp.asarray(rng.choice(3, n, p=probabilities / probabilities.sum()))
     wide = [type(d)(*(jnp.broadcast_to(x, (n, *x.shape[1:])) if x.ndim == 2 else x for x in d)) for d in (p, q)]
     sampled = float(np.mean(np.asarray(log_prob(wide[0], action) - log_prob(wide[1], action), np.float64)))

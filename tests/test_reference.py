@@ -145,9 +145,13 @@ def test_value_loss_and_gradient(case: Case):
     close(flat(gradient), case.z["value/grad"], 1e-4)
 
 
-def divergence(case: Case, theta: Theta) -> jax.Array:
+def spread(case: Case):
     pi_k = distribution(case.theta, case.sample.obs)
-    return mean(kl(pi_k, distribution(theta, case.sample.obs)), case.sample.weight)
+    return lambda pi: mean(kl(pi_k, pi), case.sample.weight)
+
+
+def divergence(case: Case, theta: Theta) -> jax.Array:
+    return spread(case)(distribution(theta, case.sample.obs))
 
 
 def objective(case: Case, rule: str):
@@ -164,7 +168,7 @@ def target(case: Case) -> tuple[jax.Array, jax.Array]:
 
 def fisher(case: Case):
     x, unravel = ravel_pytree(case.theta)
-    return solvers.damped_fisher(lambda x: divergence(case, unravel(x)), x)
+    return jax.jit(solvers.damped_fisher(lambda x: distribution(unravel(x), case.sample.obs), spread(case), x))
 
 
 def test_vmpo_target_weights(case: Case):
@@ -204,7 +208,14 @@ def test_accepted_step(case: Case, rule: str):
     def accept(theta: Theta) -> jax.Array:
         return (divergence(case, theta) <= 1.5 * delta) & (maximise(theta) >= maximise(case.theta))
 
-    theta, fraction = solvers.natural_step(maximise, lambda x: divergence(case, x), case.theta, delta, accept)
+    @jax.jit
+    def step(theta: Theta) -> tuple[Theta, jax.Array]:
+        def pi(theta: Theta) -> Any:
+            return distribution(theta, case.sample.obs)
+
+        return solvers.natural_step(maximise, pi, spread(case), theta, delta, accept)
+
+    theta, fraction = step(case.theta)
     close(fraction, settings["adj"])
     logp = algorithms.log_pi(theta, case.sample)
     close(maximise(theta) - maximise(case.theta), settings["improve"], 0.02)

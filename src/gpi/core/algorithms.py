@@ -5,21 +5,24 @@ On-policy and generalized run the same code and differ in their plan (`plan.py`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from gpi.core import objectives
 from gpi.core.advantage import standardise, vtrace
-from gpi.core.plan import Rule
-from gpi.core.policy import Net, Theta, distribution, entropy, kl, log_prob, project, value
+from gpi.core.plan import Rule, Trust
+from gpi.core.policy import Distribution, Net, Theta, distribution, entropy, kl, log_prob, project, value
 from gpi.core.sample import Buffer, Sample, mean, weights
-from gpi.core.solvers import Climber, climb, minibatch_ascent, natural_step
+from gpi.core.solvers import Climber, backtrack, climb, minibatch_ascent, natural_step
 
 LR_DECAY = 1.03
+MARGIN = 1e-5  # relative, of strict bounds: measuring them again, rounded otherwise, must agree
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Static:
     minibatches: int = 32
     max_grad_norm: float = 0.5
     kl_slack: float = 1.5
+    trust: Trust = "paper"
 
 
 class Hyper(NamedTuple):
@@ -42,6 +46,7 @@ class Hyper(NamedTuple):
     gamma: Array
     gae_lambda: Array
     value_lr: Array
+    freeze: Array  # int32: from this batch on the normaliser's statistics stay as they are
 
 
 class Agent(NamedTuple):
@@ -58,6 +63,7 @@ class Metrics(NamedTuple):
     tv: Array  # one-step TV, ½ E|ratio - rho|; its budget is eps_gpi/2
     penalty: Array  # TV to the prior policies, ½ E|ratio - 1|; its budget is eps/2
     kl: Array  # E KL(pi_k‖pi_{k+1})
+    eps_gpi: Array  # the one-step trust region that was in force
     improvement: Array  # of the standardised surrogate
     fraction: Array  # of the step that was taken; 0 when it was refused
     entropy: Array
@@ -111,6 +117,31 @@ def fit_value(climber: Climber, s: Sample, hyper: Hyper) -> Climber:
     return climb(climber, uphill, hyper.value_lr)
 
 
+def one_step_eps(s: Sample, hyper: Hyper, static: Static) -> Array:
+    """The one-step trust region of this update: eps_gpi of eq (10), or adaptively what eq (8) leaves of eps.
+
+    eps/2 less the measured expected TV between pi_k and the prior policies; zero when nothing is left.
+    """
+    if static.trust != "adaptive":
+        return hyper.eps_gpi
+    return jnp.maximum(hyper.eps - mean(jnp.abs(s.rho - 1.0), s.weight), 0.0)
+
+
+def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Callable[[Theta], Array]:
+    """What `trust = strict` demands of a policy: eq (11) as measured, and a surrogate of eq (7) no worse than pi_k's.
+
+    Together they are what the worst-case decline of eq (3) rests on.
+    """
+    start = objectives.surrogate(log_pi(theta_k, s), s)
+
+    def holds(theta: Theta) -> Array:
+        logp = log_pi(theta, s)
+        inside = objectives.penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
+        return inside & (objectives.surrogate(logp, s) >= start)
+
+    return holds
+
+
 def improve_ppo(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> tuple[Agent, Array]:
     """PPO (13) and GePPO (14): minibatch ascent of the clipped surrogate; the same minibatches fit the value."""
 
@@ -122,7 +153,13 @@ def improve_ppo(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Stati
         policy = climb(agent.policy, g, agent.lr, static.max_grad_norm)
         return agent._replace(policy=policy, value=fit_value(agent.value, mb, hyper))
 
-    return minibatch_ascent(step, agent, s, key, static.epochs, static.minibatches), jnp.ones((), jnp.float32)
+    new = minibatch_ascent(step, agent, s, key, static.epochs, static.minibatches)
+    if static.trust != "strict":
+        return new, jnp.ones((), jnp.float32)
+    old, unravel = ravel_pytree(agent.policy.params)
+    holds = keeps_guarantee(agent.policy.params, s, hyper)
+    shortened, fraction = backtrack(old, ravel_pytree(new.policy.params)[0] - old, lambda x: holds(unravel(x)))
+    return new._replace(policy=new.policy._replace(params=unravel(shortened))), fraction
 
 
 def improve_natural(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> tuple[Agent, Array]:
@@ -142,34 +179,44 @@ def improve_natural(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: S
         logp = log_pi(theta, batch)
         return objectives.likelihood(logp, batch, w) if static.rule == "vmpo" else objectives.surrogate(logp, batch)
 
-    def divergence(theta: Theta) -> Array:
-        return mean(kl(pi_k, distribution(theta, s.obs)), s.weight)
+    def policy(theta: Theta) -> Distribution:
+        return distribution(theta, s.obs)
+
+    def divergence(pi: Distribution) -> Array:
+        return mean(kl(pi_k, pi), s.weight)
 
     start = objective(theta_k)
+    strict = static.trust == "strict"
+    radius = delta * (1.0 - MARGIN if strict else static.kl_slack)
+    holds = keeps_guarantee(theta_k, s, hyper)
 
     def accept(theta: Theta) -> Array:
         # A comparison with NaN is False, so a step with NaN objective or divergence is refused.
-        return (divergence(theta) <= static.kl_slack * delta) & (objective(theta) >= start)
+        inside = (divergence(policy(theta)) <= radius) & (objective(theta) >= start)
+        return inside & holds(theta) if strict else inside
 
-    theta, fraction = natural_step(objective, divergence, theta_k, delta, accept)
+    theta, fraction = natural_step(objective, policy, divergence, theta_k, delta, accept)
     return agent._replace(policy=agent.policy._replace(params=theta), value=fitted), fraction
 
 
 def improve(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> tuple[Agent, Metrics]:
     """Algorithm 2, line 5: one policy update by the rule, its value fit, and what it measured."""
     rule = improve_ppo if static.rule == "ppo" else improve_natural
-    theta_k = agent.policy.params
-    new, fraction = rule(agent, s, key, hyper, static)
-    theta = project(new.policy.params)
-    new = new._replace(policy=new.policy._replace(params=theta))
-    metrics = measure(theta_k, new, s, fraction)
+    eps = one_step_eps(s, hyper, static)
+    new, fraction = rule(agent, s, key, hyper._replace(eps_gpi=eps), static)
+    # A refused step, or one without budget, leaves policy and optimiser as they were, bit for bit.
+    taken = (fraction > 0.0) & (eps > 0.0)
+    policy = new.policy._replace(params=project(new.policy.params))
+    policy = jax.tree.map(lambda new, old: jnp.where(taken, new, old), policy, agent.policy)
+    new = new._replace(policy=policy)
+    metrics = measure(agent.policy.params, new, s, eps, jnp.where(taken, fraction, 0.0))
     if static.rule == "ppo":
-        shrink = metrics.tv > 0.5 * hyper.eps_gpi
+        shrink = metrics.tv > 0.5 * eps
         new = new._replace(lr=jnp.where(shrink, agent.lr / LR_DECAY, agent.lr))
     return new, metrics
 
 
-def measure(theta_k: Theta, agent: Agent, s: Sample, fraction: Array) -> Metrics:
+def measure(theta_k: Theta, agent: Agent, s: Sample, eps: Array, fraction: Array) -> Metrics:
     """Distances, gain and health of one update, on the whole batch."""
     pi_k, pi = distribution(theta_k, s.obs), distribution(agent.policy.params, s.obs)
     logp = log_prob(pi, s.action)
@@ -179,6 +226,7 @@ def measure(theta_k: Theta, agent: Agent, s: Sample, fraction: Array) -> Metrics
         tv=objectives.one_step_tv(logp, s),
         penalty=objectives.penalty(logp, s),
         kl=mean(kl(pi_k, pi), s.weight),
+        eps_gpi=eps,
         improvement=objectives.surrogate(logp, batch) - objectives.surrogate(log_prob(pi_k, s.action), batch),
         fraction=fraction,
         entropy=mean(entropy(pi), s.weight),

@@ -8,6 +8,9 @@ from typing import Literal
 from gpi.theory.mixture import mixture
 
 Rule = Literal["ppo", "trpo", "vmpo"]
+Trust = Literal["paper", "adaptive", "strict"]
+TRUST: dict[str, Trust] = {name: name for name in ("paper", "adaptive", "strict")}
+"""How strictly an update keeps its trust region."""
 
 ALGORITHMS: dict[str, tuple[Rule, bool]] = {
     "ppo": ("ppo", False),

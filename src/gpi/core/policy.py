@@ -43,7 +43,7 @@ class Gaussian(NamedTuple):
 class Categorical(NamedTuple):
     """pi(.|s) over finitely many actions."""
 
-    logp: Array  # [S, A], normalised
+    logits: Array  # [S, A], not normalised: the KL divergence is then at a minimum in them, as the Fisher matrix needs
 
 
 Distribution = Gaussian | Categorical
@@ -89,7 +89,7 @@ def distribution(theta: Theta, obs: Array) -> Distribution:
     """pi(.|s) for every row of observations."""
     out = forward(theta.net, obs)
     if theta.log_std is None:
-        return Categorical(jax.nn.log_softmax(out))
+        return Categorical(out)
     # Below the floor the gradient is zero on purpose: ratios of a collapsed policy overflow.
     return Gaussian(out, jnp.maximum(theta.log_std, MIN_LOG_STD))
 
@@ -108,14 +108,14 @@ def draw_noise(key: Array, shape: tuple[int, ...], *, discrete: bool) -> Array:
 def act(dist: Distribution, noise: Array) -> Array:
     """a ~ pi(.|s) from its noise; zero noise gives the mode."""
     if isinstance(dist, Categorical):
-        return jnp.argmax(dist.logp + noise, axis=-1)
+        return jnp.argmax(dist.logits + noise, axis=-1)
     return dist.mean + jnp.exp(dist.log_std)[None] * noise
 
 
 def log_prob(dist: Distribution, action: Array) -> Array:
     """log pi(a|s), of the action before any clipping by the environment."""
     if isinstance(dist, Categorical):
-        return jnp.take_along_axis(dist.logp, action[:, None], axis=-1)[:, 0]
+        return jnp.take_along_axis(jax.nn.log_softmax(dist.logits), action[:, None], axis=-1)[:, 0]
     z = (action - dist.mean) * jnp.exp(-dist.log_std)[None]
     return -0.5 * jnp.sum(z * z, axis=-1) - jnp.sum(dist.log_std + HALF_LOG_2PI)
 
@@ -123,7 +123,8 @@ def log_prob(dist: Distribution, action: Array) -> Array:
 def entropy(dist: Distribution) -> Array:
     """Entropy of pi(.|s)."""
     if isinstance(dist, Categorical):
-        return -jnp.sum(jnp.exp(dist.logp) * dist.logp, axis=-1)
+        logp = jax.nn.log_softmax(dist.logits)
+        return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
     per_state = jnp.sum(dist.log_std + HALF_LOG_2PI + 0.5)
     return jnp.broadcast_to(per_state, dist.mean.shape[:1])
 
@@ -131,7 +132,8 @@ def entropy(dist: Distribution) -> Array:
 def kl(p: Distribution, q: Distribution) -> Array:
     """KL(p‖q)(s), the forward KL divergence of q from p, as in eq (15): kl(pi_k, pi)."""
     if isinstance(p, Categorical) and isinstance(q, Categorical):
-        return jnp.sum(jnp.exp(p.logp) * (p.logp - q.logp), axis=-1)
+        logp, logq = jax.nn.log_softmax(p.logits), jax.nn.log_softmax(q.logits)
+        return jnp.sum(jnp.exp(logp) * (logp - logq), axis=-1)
     assert isinstance(p, Gaussian) and isinstance(q, Gaussian)
     z = (p.mean - q.mean) * jnp.exp(-q.log_std)[None]
     gap = q.log_std - p.log_std  # log of the ratio of standard deviations

@@ -123,14 +123,28 @@ def backtrack(theta: Array, step: Array, accept: Callable[[Array], Array]) -> tu
     return jnp.where(accepted, theta + fraction * step, theta), jnp.where(accepted, fraction, 0.0)
 
 
-def damped_fisher(divergence: Callable[[Array], Array], theta_k: Array) -> Callable[[Array], Array]:
-    """v -> (F + damping) v; F, the Hessian of the expected KL divergence at theta_k, is there the Fisher matrix."""
-    _, hessian = jax.linearize(jax.grad(divergence), theta_k)
-    return lambda v: hessian(v) + DAMPING * v
+def damped_fisher(
+    policy: Callable[[Array], Params], divergence: Callable[[Params], Array], theta_k: Array
+) -> Callable[[Array], Array]:
+    """v -> (F + damping) v, with F = J'HJ the Fisher matrix at theta_k: there, the Hessian of the expected KL.
+
+    J is the derivative of the policy's distributions, H the Hessian of the divergence in them. The divergence is at its
+    minimum, so this is its whole Hessian in theta, at half the cost of differentiating the gradient.
+    """
+    pi_k, forward = jax.linearize(policy, theta_k)
+    _, curvature = jax.linearize(jax.grad(divergence), pi_k)
+    backward = jax.linear_transpose(forward, theta_k)
+
+    def product(v: Array) -> Array:
+        (hv,) = backward(curvature(forward(v)))
+        return hv + DAMPING * v
+
+    return product
 
 
 def natural_step(
     objective: Callable[[Params], Array],
+    policy: Callable[[Params], Params],
     divergence: Callable[[Params], Array],
     theta_k: Params,
     delta: Array,
@@ -138,12 +152,12 @@ def natural_step(
 ) -> tuple[Params, Array]:
     """The trust-region step of TRPO (section VI-B), theta_k + beta v with a backtracking line search; and its fraction.
 
-    g is the gradient of `objective`, F the Hessian of `divergence` at theta_k, v = F⁻¹g by conjugate gradient and
-    beta = sqrt(2 delta / v'Fv), both with the damped F (docs/deviations.md).
+    g is the gradient of `objective`, F the Fisher matrix, v = F⁻¹g by conjugate gradient, beta = sqrt(2 delta / v'Fv);
+    both with the damped F (docs/deviations.md).
     """
     flat, unravel = ravel_pytree(theta_k)
     g = jax.grad(lambda x: objective(unravel(x)))(flat)
-    fisher = damped_fisher(lambda x: divergence(unravel(x)), flat)
+    fisher = damped_fisher(lambda x: policy(unravel(x)), divergence, flat)
     v = conjugate_gradient(fisher, g)
     curvature = v @ fisher(v)
     usable = jnp.isfinite(curvature) & (curvature > 0.0)

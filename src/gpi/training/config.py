@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gpi.core.plan import ALGORITHMS, Plan, plan
+from gpi.core.plan import ALGORITHMS, TRUST, Plan, plan
 from gpi.envs import dmc
 from gpi.errors import UsageError
 
@@ -41,6 +41,8 @@ class Config:
     epochs: int = setting(10, "passes over the batch per update")
     minibatches: int = setting(32, "minibatches per pass")
     kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta")
+    trust: str = setting("paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11)")
+    freeze_normaliser: int = setting(0, "steps after which observation and reward statistics stay fixed; 0: never")
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
     devices: int = setting(0, "devices the population is spread over; 0: all GPUs, or as many CPU cores as help")
     threads: int = setting(0, "threads of each pool of environments; 0: the cores, shared among the pools")
@@ -66,8 +68,9 @@ def validate(config: Config) -> None:
         require(
             config, name, 0.0 < getattr(config, name) < math.inf, "must be positive", "leave it out for the default"
         )
-    for name in ("devices", "threads"):
-        require(config, name, getattr(config, name) >= 0, "must be 0 (automatic) or more", "leave it out")
+    require(config, "trust", config.trust in TRUST, f"must be one of {', '.join(TRUST)}", "use paper")
+    for name in ("devices", "threads", "freeze_normaliser"):
+        require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
     validate_batch(config)

@@ -22,8 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gpi.core import normalize
 from gpi.core.algorithms import Agent, Hyper, Metrics, Static, estimate, improve
+from gpi.core.audit import Audit, audit, normaliser_tv
 from gpi.core.normalize import Normaliser
-from gpi.core.plan import ALGORITHMS
+from gpi.core.plan import ALGORITHMS, TRUST
 from gpi.core.policy import distribution, init_phi, init_theta, log_prob
 from gpi.core.sample import Buffer, Rollout, init_buffer, push
 from gpi.core.solvers import init_climber
@@ -49,6 +50,7 @@ class Iteration(NamedTuple):
     k: int
     raw: Rollout  # the new samples, raw
     metrics: Metrics
+    audit: Audit
     collect_seconds: float
     learn_seconds: float
 
@@ -72,7 +74,7 @@ def init_state(key: Array, spec: Spec, config: Config, shape: Shape) -> State:
     )
 
 
-def learn(state: State, raw: Rollout, hyper: Hyper, k: Array, static: Static) -> tuple[State, Metrics]:
+def learn(state: State, raw: Rollout, hyper: Hyper, k: Array, static: Static) -> tuple[State, Metrics, Audit]:
     """Algorithm 2, lines 4 and 5, for one agent: reuse the last M policies' samples for one policy improvement."""
     agent = state.agent
     theta_k = agent.policy.params
@@ -81,8 +83,13 @@ def learn(state: State, raw: Rollout, hyper: Hyper, k: Array, static: Static) ->
     sample = estimate(theta_k, agent.value.params, buffer, hyper)
     agent, metrics = improve(agent, sample, use_of(state.key, k, LEARNING), hyper, static)
     # After the update, or ratio would not start at rho.
-    normaliser = normalize.update(state.normaliser, raw, hyper.gamma)
-    return State(agent, buffer, normaliser, state.key), metrics
+    updated = normalize.update(state.normaliser, raw, hyper.gamma)
+    normaliser = jax.tree.map(lambda new, old: jnp.where(k < hyper.freeze, new, old), updated, state.normaliser)
+    theta = agent.policy.params
+    moved = normaliser_tv(theta, raw, buffer, state.normaliser, normaliser)
+    scale = normalize.lens(state.normaliser.returns).scale
+    report = audit(theta_k, theta, sample, metrics, hyper, moved, scale)
+    return State(agent, buffer, normaliser, state.key), metrics, report
 
 
 def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
@@ -112,13 +119,15 @@ def hyper_of(config: Config) -> Hyper:
     """The traced settings of one member."""
     plan = plan_of(config)
     numbers = (plan.nu, config.eps, plan.eps, config.gamma, config.gae_lambda, config.value_lr)
-    return Hyper(*(jnp.asarray(number, jnp.float32) for number in numbers))
+    warm_up = config.B * config.n // plan.steps
+    freeze = warm_up + -(-config.freeze_normaliser // plan.steps) if config.freeze_normaliser else 2**31 - 1
+    return Hyper(*(jnp.asarray(number, jnp.float32) for number in numbers), freeze=jnp.int32(freeze))
 
 
 def static_of(config: Config) -> Static:
     """The settings that shape the compiled program."""
     rule, _ = ALGORITHMS[config.algorithm]
-    return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack)
+    return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack, TRUST[config.trust])
 
 
 def groups(config: Config, devices: int) -> list[range]:
@@ -240,12 +249,12 @@ class Trainer:
             raw = self._gather()
             collected = time.perf_counter()
             k = jnp.int32(self.batches - 1)
-            self.state, metrics = self._learn(self.state, raw, self.hyper, k)
-            metrics = jax.device_get(metrics)
+            self.state, *reports = self._learn(self.state, raw, self.hyper, k)
+            reports = jax.device_get(reports)
             learned = time.perf_counter()
-            raw, metrics = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, metrics))
+            raw, metrics, audit = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, *reports))
             self.done = i + 1
-            yield Iteration(self.done, raw, metrics, collected - start, learned - collected)
+            yield Iteration(self.done, raw, metrics, audit, collected - start, learned - collected)
 
     def close(self) -> None:
         """End the threads that collect."""

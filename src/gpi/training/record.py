@@ -21,6 +21,11 @@ METRICS = (
     "seed", "iteration", "steps", "episode_return", "tv", "penalty", "kl", "eps_gpi", "lr", "entropy", "value_loss",
     "ess", "improvement", "fraction", "adv_std",
 )  # fmt: skip
+AUDIT = (
+    "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held", "kl",
+    "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "c_estimate", "worst_case_decline",
+    "normaliser_tv", "fraction", "budget_exhausted",
+)  # fmt: skip
 TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
 FINAL_STEPS = 204_800  # final performance is the mean return of the episodes that end in so many last steps
 
@@ -46,9 +51,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def cell(x: Any) -> str:
     """A number as text: nine digits hold every float32; nothing for what does not exist."""
-    if x is None:
+    if x is None or x != x:
         return ""
-    return str(int(x)) if isinstance(x, int | np.integer) else f"{float(x):.9g}"
+    return str(int(x)) if isinstance(x, int | np.integer | np.bool_) else f"{float(x):.9g}"
 
 
 class Table:

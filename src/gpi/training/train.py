@@ -24,7 +24,7 @@ from gpi.envs.seeds import env_seeds
 from gpi.training import record, runtime
 from gpi.training.config import Config, plan_of, validate
 from gpi.training.progress import RECENT_EPISODES, Progress, Report
-from gpi.training.record import EPISODES, METRICS, TIMING, EpisodeLog, Run, Table
+from gpi.training.record import AUDIT, EPISODES, METRICS, TIMING, EpisodeLog, Run, Table
 
 CURVE = "learning_curve.png"
 
@@ -66,6 +66,7 @@ class Recorder:
         self.directory, self.config = directory, config
         self.plan = plan_of(config)
         self.metrics = Table(directory / "metrics.csv", METRICS)
+        self.audit = Table(directory / "audit.csv", AUDIT + tuple(f"tv_age_{i}" for i in range(len(self.plan.nu))))
         self.episodes = Table(directory / "episodes.csv", EPISODES)
         self.timing = Table(directory / "timing.csv", TIMING)
         self.log = EpisodeLog(config.seeds, config.num_envs, reset_each_batch=config.reset_each_batch)
@@ -83,25 +84,31 @@ class Recorder:
             for p, seed in enumerate(seeds)
             for steps, total, length in ended[p]
         )
-        values = it.metrics._asdict()
+        values = it.audit._asdict() | it.metrics._asdict()
         for p, seed in enumerate(seeds):
             totals = [total for _, total, _ in ended[p]]
             self.recent[p].extend(totals)
             known = {
-                "seed": seed, "iteration": it.k, "steps": self.steps[p], "eps_gpi": self.plan.eps,
+                "seed": seed, "iteration": it.k, "steps": self.steps[p],
                 "episode_return": np.mean(totals) if totals else None,
             }  # fmt: skip
             self.metrics.add([[known[name] if name in known else values[name][p] for name in METRICS]])
+            checked = [known[name] if name in known else values[name][p] for name in AUDIT]
+            self.audit.add([[*checked, *values["tv_age"][p]]])
         seconds = time.perf_counter() - self.start
         self.timing.add([(it.k, self.steps[0], it.collect_seconds, it.learn_seconds, seconds)])
         returns = np.array([np.mean(recent) if recent else np.nan for recent in self.recent])
         return Report(
-            int(self.steps[0]), total_steps(self.config), returns, float(values["tv"].mean()), self.plan.eps / 2
+            int(self.steps[0]),
+            total_steps(self.config),
+            returns,
+            float(values["tv"].mean()),
+            float(values["tv_bound"].mean()),
         )
 
     def close(self) -> None:
         """Close the tables."""
-        for table in (self.metrics, self.episodes, self.timing):
+        for table in (self.metrics, self.audit, self.episodes, self.timing):
             table.close()
 
 
