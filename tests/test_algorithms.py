@@ -36,9 +36,9 @@ def draw_rollout(key: jax.Array, theta: Any, spread: float = 1.0) -> tuple[Rollo
 
 
 def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
-    keys = jax.random.split(jax.random.key(seed))
-    theta = init_theta(keys[0], O, A, hidden, discrete=False)
-    return Agent(solvers.init_climber(theta), solvers.init_climber(init_phi(keys[1], O, hidden)), jnp.float32(3e-4))
+    rng = np.random.default_rng(seed)
+    theta = init_theta(rng, O, A, hidden, discrete=False)
+    return Agent(solvers.init_climber(theta), solvers.init_climber(init_phi(rng, O, hidden)), jnp.float32(3e-4))
 
 
 def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:

@@ -21,9 +21,8 @@ def solve(algorithm: str, probe: str) -> Trainer:
         task=f"probe/{probe}", algorithm=algorithm, seeds=MEMBERS, n=256, num_envs=ENVS, reset_each_batch=False,
         gamma=GAMMA, lr=3e-3, value_lr=3e-3, minibatches=8, hidden=(16,),
     )  # fmt: skip
-    horizon = 3 if probe == "time-limit" else None
-    pools = [Probe(probe, ENVS, seed, horizon) for seed in range(MEMBERS)]
-    trainer = Trainer(config, pools, jax.local_devices()[:MEMBERS])
+    pool = Probe(probe, MEMBERS * ENVS, horizon=3 if probe == "time-limit" else None)
+    trainer = Trainer(config, pool, jax.local_devices()[:MEMBERS])
     trainer.warm_up()
     for it in trainer.iterations(trainer.plan.steps * 40):
         assert all(np.isfinite(x).all() for x in it.metrics), "a NaN reward of an auto-reset got through"
@@ -34,9 +33,9 @@ def solve(algorithm: str, probe: str) -> Trainer:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_probe_is_solved(algorithm: str, probe: str, x64: None):
     trainer = solve(algorithm, probe)
-    pool = trainer.stations[0].pool
+    pool = trainer.pool
     assert isinstance(pool, Probe)
-    seen = np.unique(np.round(np.asarray(trainer.stations[0].feed.obs), 1))[:, None]
+    seen = np.unique(np.round(np.asarray(trainer.feed.obs), 1))[:, None]
     states = jnp.asarray([[0.0], [1.0]] if probe == "delayed" else seen, jnp.float32)
     for p in range(MEMBERS):
         member = jax.tree.map(lambda x, p=p: x[p], jax.device_get(trainer.state))

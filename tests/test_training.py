@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 import jax.extend
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import gpi
 from gpi.core import algorithms
 from gpi.core.plan import ALGORITHMS
+from gpi.core.policy import init_phi, init_theta
 from gpi.envs import dmc
 from gpi.training import loop
 from gpi.training.config import Config, validate
@@ -33,9 +33,7 @@ TASK = "cartpole-balance"
 
 
 def trainer_of(config: Config) -> loop.Trainer:
-    devices = jax.local_devices()[: min(2, config.seeds)]
-    pools = [make_pool(config, group, len(devices)) for group in loop.groups(config, len(devices))]
-    return loop.Trainer(config, pools, devices)
+    return loop.Trainer(config, make_pool(config), jax.local_devices()[: min(2, config.seeds)])
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -56,7 +54,9 @@ def test_no_float64_reaches_the_update(algorithm: str, x64: None):
     config = Config(task=TASK, algorithm=algorithm, seeds=1)
     spec = dmc.find(TASK)
     shape = shape_of(1, 1, 1024, spec.horizon, reset_each_batch=True)
-    state = loop.init_state(jax.random.key(0), spec, config, shape)
+    rng, key = loop.origin(config, 0)
+    theta = init_theta(rng, spec.observation_size, spec.action_size, config.hidden, discrete=False)
+    state = loop.init_state(theta, init_phi(rng, spec.observation_size, config.hidden), key, config, shape)
 
     def update(state: loop.State, hyper: algorithms.Hyper, key: jax.Array):
         sample = algorithms.estimate(state.agent.policy.params, state.agent.value.params, state.buffer, hyper)
@@ -109,7 +109,7 @@ def test_run_directory(run: gpi.Run):
     names = {path.name for path in run.dir.iterdir()}
     policies = {f"policy-{seed}.safetensors" for seed in (7, 8, 9)}
     assert names == policies | {
-        "config.json", "metrics.csv", "episodes.csv", "timing.csv", "learning_curve.png", "DONE"
+        "config.json", "metrics.csv", "audit.csv", "episodes.csv", "timing.csv", "learning_curve.png", "DONE"
     }  # fmt: skip
     config = json.loads((run.dir / "config.json").read_text())
     assert Config(**{**config["config"], "hidden": tuple(config["config"]["hidden"])}).task == TASK
@@ -199,7 +199,7 @@ def test_batches_without_reset_carry_episodes_over_and_mask_the_reset_rows(x64: 
 def test_reward_and_next_observation_belong_together(x64: None):
     """The row after an episode's end starts from a first observation, and its trace is cut."""
     trainer = trainer_of(Config(task="cartpole-swingup", algorithm="ppo", seeds=1, hidden=(8,), epochs=1))
-    raw = jax.tree.map(lambda x: np.asarray(x)[0, :, 0], trainer._gather())
+    raw = jax.tree.map(lambda x: np.asarray(x)[0, :, 0], trainer.gather())
     assert raw.valid.all() and len(raw.reward) == 2048 and np.isfinite(raw.reward).all()
     assert list(np.flatnonzero(raw.done)) == [999, 1999] and not raw.terminated.any()
     inside = np.setdiff1d(np.arange(2047), [999, 1999])
@@ -293,11 +293,10 @@ def test_settings_are_few_and_all_explained():
 
 
 def test_every_algorithm_has_its_own_randomness():
-    keys = {
-        (task, algorithm, seed): tuple(np.asarray(jax.random.key_data(loop.member_key(Config(task, algorithm), seed))))
-        for task in list(dmc.TASKS)[:4]
-        for algorithm in ALGORITHMS
-        for seed in range(5)
-    }
-    assert len(set(keys.values())) == len(keys)
-    assert jnp.array_equal(loop.member_key(Config("dmc/" + TASK), 0), loop.member_key(Config(TASK), 0))
+    def start(task: str, algorithm: str, seed: int) -> tuple[int, ...]:
+        rng, key = loop.origin(Config(task, algorithm), seed)
+        return (*np.asarray(jax.random.key_data(key)).tolist(), int(rng.integers(2**62)))
+
+    names = [(task, algorithm, seed) for task in list(dmc.TASKS)[:4] for algorithm in ALGORITHMS for seed in range(5)]
+    assert len({start(*name)[:2] for name in names}) == len({start(*name)[2] for name in names}) == len(names)
+    assert start("dmc/" + TASK, "ppo", 0) == start(TASK, "ppo", 0)

@@ -27,7 +27,7 @@ def vtrace(
         adv = td_t + gamma * gae_lambda * connected_t * carry
         return c_t * adv, adv
 
-    _, adv = jax.lax.scan(back, jnp.zeros_like(td[0]), (td, c, connected), reverse=True, unroll=16)
+    _, adv = jax.lax.scan(back, jnp.zeros_like(td[0]), (td, c, connected), reverse=True)
     return adv, value + c * adv
 
 

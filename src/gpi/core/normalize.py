@@ -107,7 +107,7 @@ def returns_to_go(raw: Rollout, gamma: Array) -> tuple[Array, Array]:
         return (total, complete), (total, complete)
 
     start = (jnp.zeros_like(raw.reward[0]), jnp.zeros_like(raw.done[0]))
-    _, (totals, complete) = jax.lax.scan(back, start, (raw.reward, raw.done), reverse=True, unroll=16)
+    _, (totals, complete) = jax.lax.scan(back, start, (raw.reward, raw.done), reverse=True)
     return totals, complete & raw.valid
 
 

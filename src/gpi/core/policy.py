@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 MIN_LOG_STD = math.log(1e-3)
@@ -49,27 +50,35 @@ class Categorical(NamedTuple):
 Distribution = Gaussian | Categorical
 
 
-def init_net(key: Array, sizes: tuple[int, ...], last_gain: float) -> Net:
-    """A network with orthogonal kernels of gain sqrt 2 (`last_gain` in the last layer) and zero biases."""
+def init_net(rng: np.random.Generator, sizes: tuple[int, ...], last_gain: float) -> Net:
+    """A network with orthogonal kernels of gain sqrt 2 (`last_gain` in the last layer) and zero biases.
+
+    In NumPy: compiling a QR decomposition would cost every run three seconds.
+    """
     gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [last_gain]
-    keys = jax.random.split(key, len(gains))
+
+    def orthogonal(rows: int, columns: int) -> np.ndarray:
+        q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
+        q = q * np.sign(np.diag(r))[None]  # uniform over orthogonal matrices
+        return q if rows >= columns else q.T
+
     return tuple(
-        Layer(jax.nn.initializers.orthogonal(gain)(k, (m, n), jnp.float32), jnp.zeros(n, jnp.float32))
-        for k, gain, m, n in zip(keys, gains, sizes[:-1], sizes[1:], strict=True)
+        Layer(jnp.asarray(gain * orthogonal(m, n), jnp.float32), jnp.zeros(n, jnp.float32))
+        for gain, m, n in zip(gains, sizes[:-1], sizes[1:], strict=True)
     )
 
 
 def init_theta(
-    key: Array, observation_size: int, action_size: int, hidden: tuple[int, ...], *, discrete: bool
+    rng: np.random.Generator, observation_size: int, action_size: int, hidden: tuple[int, ...], *, discrete: bool
 ) -> Theta:
     """The initial policy pi_0: last layer of gain 0.01, standard deviation 1."""
-    net = init_net(key, (observation_size, *hidden, action_size), 0.01)
+    net = init_net(rng, (observation_size, *hidden, action_size), 0.01)
     return Theta(net, None if discrete else jnp.zeros(action_size, jnp.float32))
 
 
-def init_phi(key: Array, observation_size: int, hidden: tuple[int, ...]) -> Net:
+def init_phi(rng: np.random.Generator, observation_size: int, hidden: tuple[int, ...]) -> Net:
     """The initial value network: last layer of gain 1."""
-    return init_net(key, (observation_size, *hidden, 1), 1.0)
+    return init_net(rng, (observation_size, *hidden, 1), 1.0)
 
 
 def forward(net: Net, obs: Array) -> Array:

@@ -45,7 +45,7 @@ class Config:
     freeze_normaliser: int = setting(0, "steps after which observation and reward statistics stay fixed; 0: never")
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
     devices: int = setting(0, "devices the population is spread over; 0: all GPUs, or as many CPU cores as help")
-    threads: int = setting(0, "threads of each pool of environments; 0: the cores, shared among the pools")
+    threads: int = setting(0, "threads of the simulation; 0: one per core")
 
 
 def validate(config: Config) -> None:

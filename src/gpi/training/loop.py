@@ -1,16 +1,15 @@
 """Training: a population of agents in lockstep, each iteration Algorithm 2 in two compiled programs.
 
-The population is shared out in equal groups, one per device. `collect` steps a group's own pool on a CPU device, all
-groups side by side. `learn` is everything else, `vmap`ped over the population and sharded over the devices. They are
-two programs because a pool's address is compiled into the first, so that only the second, the slow one to compile, can
-be kept for the next start; and because a GPU cannot step a pool.
+`collect` steps the pool on a CPU device. `learn` is everything else, `vmap`ped over the population and sharded over the
+devices that learn. They are two programs because the pool's address is compiled into the first, so that only the
+second, which is the slow one to compile, can be kept for the next start; and because a GPU cannot step the pool.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,17 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gpi.core import normalize
 from gpi.core.algorithms import Agent, Hyper, Metrics, Static, estimate, improve
 from gpi.core.audit import Audit, audit, normaliser_tv
 from gpi.core.normalize import Normaliser
 from gpi.core.plan import ALGORITHMS, TRUST
-from gpi.core.policy import distribution, init_phi, init_theta, log_prob
+from gpi.core.policy import Net, Theta, distribution, init_phi, init_theta, log_prob
 from gpi.core.sample import Buffer, Rollout, init_buffer, push
 from gpi.core.solvers import init_climber
-from gpi.envs.pool import Pool, Spec
+from gpi.envs.pool import Pool
 from gpi.training.config import Config, plan_of
 from gpi.training.rollout import Feed, Shape, collect, shape_of
 
@@ -55,22 +54,19 @@ class Iteration(NamedTuple):
     learn_seconds: float
 
 
-def init_state(key: Array, spec: Spec, config: Config, shape: Shape) -> State:
-    """One agent before its first sample."""
-    keys = jax.random.split(key, 3)
-    theta = init_theta(keys[0], spec.observation_size, spec.action_size, config.hidden, discrete=False)
-    phi = init_phi(keys[1], spec.observation_size, config.hidden)
+def init_state(theta: Theta, phi: Net, key: Array, config: Config, shape: Shape) -> State:
+    """One agent before its first sample, from its initial networks."""
+    observation_size = phi[0].kernel.shape[0]
     rows = (shape.T, shape.E)
-    obs, scalar, flag = (jnp.zeros((*rows, *rest), dtype) for rest, dtype in (
-        ((spec.observation_size,), jnp.float32), ((), jnp.float32), ((), jnp.bool_)
-    ))  # fmt: skip
-    action = jnp.zeros((*rows, spec.action_size), jnp.float32)
+    obs = jnp.zeros((*rows, observation_size), jnp.float32)
+    action = jnp.zeros((*rows, theta.net[-1].bias.shape[0]), jnp.float32)
+    scalar, flag = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.bool_)
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
     return State(
         Agent(init_climber(theta), init_climber(phi), jnp.asarray(config.lr, jnp.float32)),
         init_buffer(rollout, len(plan_of(config).nu)),
-        normalize.init_normaliser(spec.observation_size),
-        keys[2],
+        normalize.init_normaliser(observation_size),
+        key,
     )
 
 
@@ -109,10 +105,19 @@ def use_of(key: Array, k: Array, use: int) -> Array:
     return jax.random.fold_in(jax.random.fold_in(key, k), use)
 
 
-def member_key(config: Config, seed: int) -> Array:
-    """A seed's key, hashed with task and algorithm so that no two runs of a study share their randomness."""
-    words = hashlib.sha256(f"{config.task.removeprefix('dmc/')}/{config.algorithm}/{seed}".encode()).digest()[:8]
-    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(words, np.uint32)), impl="threefry2x32")
+class Origin(NamedTuple):
+    """Where a member's randomness comes from."""
+
+    rng: np.random.Generator  # of its initial networks
+    key: Array  # of everything after
+
+
+def origin(config: Config, seed: int) -> Origin:
+    """A seed's randomness, hashed with task and algorithm so that no two runs of a study share it."""
+    name = f"{config.task.removeprefix('dmc/')}/{config.algorithm}/{seed}"
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint32)
+    key = jax.random.wrap_key_data(jnp.asarray(words[:2]), impl="threefry2x32")
+    return Origin(np.random.default_rng(words[2:]), key)
 
 
 def hyper_of(config: Config) -> Hyper:
@@ -130,132 +135,107 @@ def static_of(config: Config) -> Static:
     return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack, TRUST[config.trust])
 
 
-def groups(config: Config, devices: int) -> list[range]:
-    """The seeds of each device: equally many, so the last group may hold further seeds, which are not reported."""
-    each = -(-config.seeds // devices)
-    used = -(-config.seeds // each)
-    return [range(config.seed + each * d, config.seed + each * (d + 1)) for d in range(used)]
-
-
-class Station:
-    """One pool and the members that act in it, on a CPU device of their own."""
-
-    def __init__(self, config: Config, pool: Pool, shape: Shape, host: Any):
-        """Nothing is compiled or simulated yet."""
-        self.config, self.pool, self.shape, self.host = config, pool, shape, host
-        self.handle = pool.handle
-        self.feed = self._reset()
-
-    def compile(self, acting: Any) -> Rollout:
-        """Compile its program for the members' `acting` state; returns the shapes of what it collects."""
-
-        def program(handle: Any, feed: Feed, acting: Any, k: Array) -> Any:
-            theta, normaliser, key = acting
-            keys = jax.vmap(lambda key: use_of(key, k, COLLECTING))(key)
-            return collect(self.pool, self.shape, handle, feed, theta, normaliser, keys)
-
-        arguments = jax.device_put((self.handle, self.feed, acting, jnp.int32(0)), self.host)
-        self.program = jax.jit(program).lower(*arguments).compile()
-        return jax.eval_shape(program, *arguments)[2]
-
-    def gather(self, acting: Any, k: int) -> Rollout:
-        """The next batch of its members, raw, `[K, T, E]`."""
-        if self.config.reset_each_batch:
-            self.feed = self._reset()
-        arguments = jax.device_put((self.handle, self.feed, acting, np.int32(k)), self.host)
-        self.handle, self.feed, raw = self.program(*arguments)
-        return jax.block_until_ready(raw)
-
-    def _reset(self) -> Feed:
-        self.handle, obs = self.pool.reset(self.handle)
-        return jax.device_put(Feed(jnp.asarray(obs), jnp.zeros(self.pool.num_envs, jnp.bool_)), self.host)
-
-
 class Trainer:
-    """A population: owns its stations, its devices and the compiled programs, and steps through iterations."""
+    """A population on its pool: owns the devices and the compiled programs, and steps through iterations."""
 
-    def __init__(self, config: Config, pools: Sequence[Pool], devices: list[Any]):
-        """Lay out the population, one group and its pool on each device, and compile."""
+    def __init__(self, config: Config, pool: Pool, devices: list[Any]):
+        """Lay out the population over `devices`, and compile."""
         started = time.perf_counter()
-        self.config, self.plan = config, plan_of(config)
+        self.config, self.pool, self.plan = config, pool, plan_of(config)
         self.seeds = range(config.seed, config.seed + config.seeds)
-        layout = groups(config, len(devices))
-        devices = devices[: len(layout)]
-        spec = pools[0].spec
-        shape = shape_of(
-            len(layout[0]), config.num_envs, self.plan.steps // config.num_envs, spec.horizon,
+        self.shape = shape_of(
+            config.seeds, config.num_envs, self.plan.steps // config.num_envs, pool.spec.horizon,
             reset_each_batch=config.reset_each_batch,
         )  # fmt: skip
         self.mesh = Mesh(np.array(devices), ("P",))
         self.sharded = NamedSharding(self.mesh, PartitionSpec("P"))
-        hosts = jax.local_devices(backend="cpu")
-        self.stations = [Station(config, pool, shape, hosts[d % len(hosts)]) for d, pool in enumerate(pools)]
-        # A pool's threads and a station's program keep one core busy: stations collect side by side.
-        self.crew = ThreadPoolExecutor(len(pools))
-        keys = jnp.stack([member_key(config, seed) for group in layout for seed in group])
-        init = jax.jit(jax.vmap(lambda key: (init_state(key, spec, config, shape), hyper_of(config))))
-        self.state, self.hyper = jax.device_put(init(keys), self.sharded)
+        self.host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        self.padding = -config.seeds % len(devices)
+        self.state, self.hyper = jax.device_put(self._first_state(), self.sharded)
+        self.handle = pool.handle
+        self.feed = self._reset()
         self.batches = 0  # collected, warm-up included
         self.done = 0  # iterations
-        self._compile()
+        self._collect, self._learn, self._observe = self._compile()
         self.compile_seconds = time.perf_counter() - started
 
-    def _compile(self) -> None:
-        """Compile every program once, ahead of the run."""
-        static, members = static_of(self.config), PartitionSpec("P")
+    def _first_state(self) -> tuple[State, Hyper]:
+        """State and settings of all members; a population that does not fill its devices repeats its last there."""
+        config, spec = self.config, self.pool.spec
+
+        def member(seed: int) -> tuple[Theta, Net, Array]:
+            rng, key = origin(config, seed)
+            theta = init_theta(rng, spec.observation_size, spec.action_size, config.hidden, discrete=False)
+            return theta, init_phi(rng, spec.observation_size, config.hidden), key
+
+        members = [member(seed) for seed in self.seeds]
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *members, *members[-1:] * self.padding)
+        init = jax.vmap(lambda theta, phi, key: (init_state(theta, phi, key, config, self.shape), hyper_of(config)))
+        return jax.jit(init)(*stacked)
+
+    def _compile(self) -> list[Any]:
+        """Compile every program once, side by side, ahead of the run: collect, learn and observe."""
+        static, members, everyone = static_of(self.config), PartitionSpec("P"), PartitionSpec()
+
+        def gather(handle: Any, feed: Feed, acting: Any, k: Array) -> Any:
+            theta, normaliser, key = jax.tree.map(lambda x: x[: self.config.seeds], acting)
+            keys = jax.vmap(lambda key: use_of(key, k, COLLECTING))(key)
+            handle, feed, raw = collect(self.pool, self.shape, handle, feed, theta, normaliser, keys)
+            return handle, feed, jax.tree.map(lambda x: jnp.concatenate([x, *[x[-1:]] * self.padding]), raw)
 
         def population(one: Callable[..., Any], *specs: PartitionSpec) -> Any:
-            axes = tuple(None if spec == PartitionSpec() else 0 for spec in specs)
+            axes = tuple(None if spec == everyone else 0 for spec in specs)
             spread = jax.shard_map(
                 jax.vmap(one, in_axes=axes), mesh=self.mesh, in_specs=specs, out_specs=members, check_vma=False
             )
             return jax.jit(spread, donate_argnums=0)
 
-        for station, acting in zip(self.stations, self._acting(), strict=True):
-            shapes = station.compile(acting)
-        P = self.state.key.shape[0]
-        raw = jax.tree.map(lambda x: jax.ShapeDtypeStruct((P, *x.shape[1:]), x.dtype, sharding=self.sharded), shapes)
-        step = population(lambda s, r, h, k: learn(s, r, h, k, static), members, members, members, PartitionSpec())
-        self._learn = step.lower(self.state, raw, self.hyper, jnp.int32(0)).compile()
-        self._observe = population(observe, members, members, members).lower(self.state, raw, self.hyper).compile()
+        collecting = jax.jit(gather).lower(*self._collect_arguments())
+        raw = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharded), collecting.out_info[2]
+        )
+        step = population(lambda s, r, h, k: learn(s, r, h, k, static), members, members, members, everyone)
+        lowered = [
+            collecting,
+            step.lower(self.state, raw, self.hyper, jnp.int32(0)),
+            population(observe, members, members, members).lower(self.state, raw, self.hyper),
+        ]
+        with ThreadPoolExecutor() as compilers:
+            return list(compilers.map(lambda program: program.compile(), lowered))
 
-    def _acting(self) -> list[Any]:
-        """What acting needs of the state, for each station."""
+    def _collect_arguments(self) -> tuple[Any, ...]:
+        """What acting needs, where the pool is."""
         acting = (self.state.agent.policy.params, self.state.normaliser, self.state.key)
-        return [jax.tree.map(lambda x, d=d: x.addressable_data(d), acting) for d in range(len(self.stations))]
+        return jax.device_put((self.handle, self.feed, acting, np.int32(self.batches)), self.host)
 
-    def _gather(self) -> Rollout:
-        """The next batch of every member, raw, where it is learned from."""
-        k = self.batches
+    def _reset(self) -> Feed:
+        """Start a new episode everywhere."""
+        self.handle, obs = self.pool.reset(self.handle)
+        return Feed(jnp.asarray(obs), jnp.zeros(self.pool.num_envs, jnp.bool_))
+
+    def gather(self) -> Rollout:
+        """The next batch of every member, raw, `[P, T, E]`."""
+        if self.config.reset_each_batch:
+            self.feed = self._reset()
+        self.handle, self.feed, raw = self._collect(*self._collect_arguments())
         self.batches += 1
-        jobs = [self.crew.submit(s.gather, acting, k) for s, acting in zip(self.stations, self._acting(), strict=True)]
-        parts = [jax.device_put(job.result(), d) for job, d in zip(jobs, self.mesh.devices, strict=True)]
-
-        def join(*shards: Array) -> Array:
-            shape = (len(shards) * shards[0].shape[0], *shards[0].shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, self.sharded, shards)
-
-        return jax.tree.map(join, *parts)
+        return jax.block_until_ready(raw)
 
     def warm_up(self) -> None:
         """B batches of n, or one of B n on-policy, to start the normalisers; not counted as steps."""
         for _ in range(self.config.B * self.config.n // self.plan.steps):
-            self.state = self._observe(self.state, self._gather(), self.hyper)
+            self.state = self._observe(self.state, jax.device_put(self.gather(), self.sharded), self.hyper)
 
     def iterations(self, steps: int) -> Iterator[Iteration]:
         """Collect and learn until every agent has taken `steps` steps."""
         for i in range(-(-steps // self.plan.steps)):
             start = time.perf_counter()
-            raw = self._gather()
+            raw = self.gather()
             collected = time.perf_counter()
             k = jnp.int32(self.batches - 1)
-            self.state, *reports = self._learn(self.state, raw, self.hyper, k)
+            self.state, *reports = self._learn(self.state, jax.device_put(raw, self.sharded), self.hyper, k)
             reports = jax.device_get(reports)
             learned = time.perf_counter()
             raw, metrics, audit = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, *reports))
             self.done = i + 1
             yield Iteration(self.done, raw, metrics, audit, collected - start, learned - collected)
-
-    def close(self) -> None:
-        """End the threads that collect."""
-        self.crew.shutdown()

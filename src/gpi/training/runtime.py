@@ -34,7 +34,8 @@ def prepare(config: Config) -> None:
         raise RuntimeError("runtime.prepare must be called before JAX is imported")
     flag = f"--xla_force_host_platform_device_count={host_devices(config)}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    os.environ.setdefault("PJRT_NPROC", str(cores()))
+    # Not fewer than devices: each occupies a thread while it waits for the others.
+    os.environ.setdefault("PJRT_NPROC", str(max(cores(), host_devices(config))))
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gpi" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import signal
 import sys
@@ -133,19 +134,19 @@ def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple
         runtime.prepare(config)
     import jax
 
-    from gpi.training.loop import Trainer, groups
+    from gpi.training.loop import Trainer
 
     # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
     with jax.enable_x64(True), jax.default_matmul_precision("highest"), interruptible() as interrupt:
         devices = runtime.devices(config)
-        pools = [make_pool(config, group, len(devices)) for group in groups(config, len(devices))]
+        pool = make_pool(config)
         record.claim(directory)
         progress = Progress(config.seeds, open_null() if quiet else None)
         recorder = None
         try:
             write_config(directory, config, devices)
             progress.say(headline(config, devices, directory))
-            trainer = Trainer(config, pools, devices)
+            trainer = Trainer(config, pool, devices)
             trainer.warm_up()
             recorder = Recorder(directory, config)
             progress.begin()
@@ -168,15 +169,18 @@ def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple
         return Run(directory), interrupt.signal
 
 
-def seeds_of(config: Config, seeds: range) -> list[int]:
-    """The environment seeds of some members, in the order of their pool."""
+def seeds_of(config: Config) -> list[int]:
+    """The environment seeds of all members, in the order of the pool."""
     task = dmc.find(config.task).id
+    seeds = range(config.seed, config.seed + config.seeds)
     return [name for seed in seeds for name in env_seeds(task, config.algorithm, seed, config.num_envs)]
 
 
-def make_pool(config: Config, seeds: range, pools: int) -> dmc.DmcPool:
-    """The pool of a group of members; its threads are the cores, shared with the other pools."""
-    return dmc.make(config.task, seeds_of(config, seeds), config.threads or max(1, runtime.cores() // pools))
+def make_pool(config: Config) -> dmc.DmcPool:
+    """The population's environments; their threads stay on their cores if the run has the whole machine."""
+    seeds = seeds_of(config)
+    threads = config.threads or min(runtime.cores(), len(seeds))
+    return dmc.make(config.task, seeds, threads, 0 if threads == os.cpu_count() == runtime.cores() else -1)
 
 
 def open_null() -> Any:
@@ -208,7 +212,7 @@ def write_config(directory: Path, config: Config, devices: list[Any]) -> None:
     record.write_json(directory / "config.json", {
         "config": dataclasses.asdict(config),
         "plan": {**dataclasses.asdict(plan), "M": len(plan.nu)},
-        "env_seeds": seeds_of(config, range(config.seed, config.seed + config.seeds)),
+        "env_seeds": seeds_of(config),
         "devices": [str(device) for device in devices],
         "runtime": runtime.settings(),
         "versions": runtime.versions(),
