@@ -215,16 +215,20 @@ class Trainer:
 
     def gather(self) -> Rollout:
         """The next batch of every member, raw, `[P, T, E]`."""
-        if self.config.reset_each_batch:
-            self.feed = self._reset()
         self.handle, self.feed, raw = self._collect(*self._collect_arguments())
         self.batches += 1
         return jax.block_until_ready(raw)
+
+    def _prepare(self) -> None:
+        """Ready the pool for the next batch."""
+        if self.config.reset_each_batch:
+            self.feed = self._reset()
 
     def warm_up(self) -> None:
         """B batches of n, or one of B n on-policy, to start the normalisers; not counted as steps."""
         for _ in range(self.config.B * self.config.n // self.plan.steps):
             self.state = self._observe(self.state, jax.device_put(self.gather(), self.sharded), self.hyper)
+            self._prepare()
 
     def iterations(self, steps: int) -> Iterator[Iteration]:
         """Collect and learn until every agent has taken `steps` steps."""
@@ -234,6 +238,7 @@ class Trainer:
             collected = time.perf_counter()
             k = jnp.int32(self.batches - 1)
             self.state, *reports = self._learn(self.state, jax.device_put(raw, self.sharded), self.hyper, k)
+            self._prepare()  # while the devices learn
             reports = jax.device_get(reports)
             learned = time.perf_counter()
             raw, metrics, audit = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, *reports))
