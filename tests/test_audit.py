@@ -1,0 +1,121 @@
+"""The audit's estimates against exact values, and what each trust mode promises."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_algorithms import EPS, buffer_of, flat, hyper, new_agent
+
+from gpi.core import algorithms, audit, objectives
+from gpi.core.algorithms import Static
+from gpi.core.policy import Categorical, Gaussian, log_prob
+from gpi.core.sample import Sample
+
+NU = (0.4, 0.3, 0.2, 0.1)
+
+
+def sample_of(action: np.ndarray, logp_i: Any, rho: Any = None, weight: Any = None) -> Sample:
+    n = len(action)
+    ones = jnp.ones(n, jnp.float32)
+    return Sample(ones[:, None], jnp.asarray(action), logp_i, ones if rho is None else rho, ones, ones,
+                  ones if weight is None else weight)  # fmt: skip
+
+
+def test_tv_estimate_agrees_with_numerical_integration_for_gaussians():
+    rng = np.random.default_rng(0)
+    n = 400_000
+    for shift, stretch in ((0.1, 0.0), (0.5, 0.2), (0.0, -0.3)):
+        action = rng.standard_normal((n, 1)).astype(np.float32)
+        p = Gaussian(jnp.zeros((n, 1), jnp.float32), jnp.zeros(1, jnp.float32))
+        q = Gaussian(jnp.full((n, 1), shift, jnp.float32), jnp.full(1, stretch, jnp.float32))
+        s = sample_of(action, log_prob(p, jnp.asarray(action)))
+        ours = float(audit.tv_by_age(log_prob(q, s.action), s, 1)[0])
+        x = np.linspace(-12, 12, 200_001)
+        density = [
+            np.exp(-0.5 * ((x - m) / d) ** 2) / d / np.sqrt(2 * np.pi) for m, d in ((0, 1), (shift, np.exp(stretch)))
+        ]
+        exact = 0.5 * np.trapezoid(np.abs(density[0] - density[1]), x)
+        assert ours == pytest.approx(exact, rel=0.01)
+
+
+def test_tv_estimate_is_exact_in_expectation_for_categoricals():
+    """Summed over all actions with their probabilities, the estimate is the TV distance itself."""
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
+    old, new = (Categorical(jnp.asarray(np.log(x)[None].repeat(3, 0), jnp.float32)) for x in (p, q))
+    action = jnp.arange(3)
+    gaps = 0.5 * np.abs(np.asarray(objectives.ratio_to(log_prob(new, action), log_prob(old, action))) - 1.0)
+    assert p @ gaps == pytest.approx(0.5 * np.abs(p - q).sum(), rel=1e-5)
+
+
+def test_tv_by_age_averages_to_the_penalty():
+    agent = new_agent(0)
+    s = algorithms.estimate(agent.policy.params, agent.value.params, buffer_of(agent, 4, 3), hyper(NU, 0.1))
+    logp = algorithms.log_pi(new_agent(1).policy.params, s)
+    ages = np.asarray(audit.tv_by_age(logp, s, 4))
+    assert np.isnan(ages[3]) and not np.isnan(ages[:3]).any(), "the fourth policy does not exist yet"
+    nu = np.array(NU[:3]) / sum(NU[:3])
+    assert nu @ ages[:3] == pytest.approx(float(objectives.penalty(logp, s)), rel=1e-5)
+
+
+def test_realised_ess_and_high_advantage():
+    rng = np.random.default_rng(0)
+    rho, adv, w = (
+        jnp.asarray(x, jnp.float32) for x in (rng.lognormal(0, 1, 1000), rng.normal(0, 3, 1000), np.ones(1000))
+    )
+    s = sample_of(np.zeros((1000, 1), np.float32), jnp.zeros(1000, jnp.float32), rho, w)._replace(adv=adv)
+    x = np.asarray(rho, np.float64)
+    assert float(audit.realised_ess(s)) == pytest.approx(x.sum() ** 2 / (x**2).sum(), rel=1e-4)
+    expected = np.quantile(np.abs(np.asarray(adv)), 0.99, method="lower")
+    assert float(audit.high_advantage(s)) == pytest.approx(float(expected))
+    padded = s._replace(adv=s.adv.at[500:].set(1e6), weight=s.weight.at[500:].set(0.0))
+    assert float(audit.high_advantage(padded)) < 100, "samples without weight do not count"
+
+
+def update(rule: Any, trust: Any, seed: int, lr: float = 3e-4, drift: float = 0.05, eps: float = 0.1):
+    agent = new_agent(seed)._replace(lr=jnp.float32(lr))
+    h = hyper(NU, eps)
+    s = algorithms.estimate(agent.policy.params, agent.value.params, buffer_of(agent, 4, 4, drift), h)
+    step = jax.jit(algorithms.improve, static_argnums=4)
+    new, m = step(agent, s, jax.random.key(seed), h, Static(rule, 2, 4, trust=trust))
+    return agent, new, m, s
+
+
+@pytest.mark.parametrize("rule", ["ppo", "trpo", "vmpo"])
+def test_strict_keeps_every_bound_or_the_old_policy(rule: Any):
+    for seed, lr in ((0, 3e-4), (1, 0.3), (2, 3.0)):  # learning rates that leave the trust region by far
+        old, new, m, s = update(rule, "strict", seed, lr)
+        gain = objectives.surrogate(algorithms.log_pi(new.policy.params, s), s) - objectives.surrogate(
+            algorithms.log_pi(old.policy.params, s), s
+        )
+        if m.fraction == 0:
+            assert flat(new.policy).tobytes() == flat(old.policy).tobytes(), "optimiser restored, bit for bit"
+            continue
+        assert m.penalty <= EPS / 2 and gain >= -1e-6
+        assert rule == "ppo" or m.kl <= 0.1**2 / 2
+
+
+def test_strict_refuses_bit_for_bit_when_nothing_passes():
+    """Prior policies so far away that even pi_k breaks eq (11): no step can pass."""
+    for rule in ("ppo", "trpo", "vmpo"):
+        old, new, m, _ = update(rule, "strict", 0, drift=5.0)
+        assert m.penalty > EPS / 2 and m.fraction == 0
+        assert flat(new.policy).tobytes() == flat(old.policy).tobytes()
+        assert flat(new.value.params).tobytes() != flat(old.value.params).tobytes(), "the value is fitted all the same"
+
+
+def test_paper_mode_breaks_what_strict_keeps():
+    _, _, m, _ = update("ppo", "paper", 2, lr=3.0)
+    assert m.penalty > EPS / 2
+
+
+@pytest.mark.parametrize("rule", ["ppo", "trpo", "vmpo"])
+def test_adaptive_budget_is_what_the_measured_tv_leaves(rule: Any):
+    old, new, m, s = update(rule, "adaptive", 0)
+    left = EPS - 2 * float(objectives.penalty(algorithms.log_pi(old.policy.params, s), s))
+    assert 0 < left < EPS and float(m.eps_gpi) == pytest.approx(left, rel=1e-4)
+    old, new, m, s = update(rule, "adaptive", 0, drift=5.0)
+    assert m.eps_gpi == 0 and m.fraction == 0, "nothing is left"
+    assert flat(new.policy).tobytes() == flat(old.policy).tobytes()
+    assert all(np.isfinite(np.asarray(x)).all() for x in m)
