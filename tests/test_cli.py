@@ -1,7 +1,9 @@
 """The command line as a person meets it: output, errors of one line, nothing written on bad input."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,6 +80,16 @@ def test_a_missing_system_library_is_one_line(
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     line = refused(capsys, "train", "cartpole-balance", "--out", str(tmp_path / "run"))
     assert library in line and "missing" in line and "apt-get install" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fewer_threads_than_devices_is_refused(tmp_path: Path):
+    """JAX would hang."""
+    options = ["train", "cartpole-balance", "--seeds", "2", "--devices", "2", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PJRT_NPROC": "1"}
+    command = [sys.executable, "-m", "gpi.cli", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "PJRT_NPROC = 1" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gpi.errors import UsageError
 from gpi.training.config import Config
 
 VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "numpy", "safetensors")
@@ -34,8 +35,13 @@ def prepare(config: Config) -> None:
         raise RuntimeError("runtime.prepare must be called before JAX is imported")
     flag = f"--xla_force_host_platform_device_count={host_devices(config)}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    # Not fewer than devices: each occupies a thread while it waits for the others.
-    os.environ.setdefault("PJRT_NPROC", str(max(cores(), host_devices(config))))
+    devices = host_devices(config)
+    # With fewer threads than devices JAX hangs: each occupies one while it waits for the others.
+    if int(os.environ.setdefault("PJRT_NPROC", str(max(cores(), devices)))) < devices:
+        threads = os.environ["PJRT_NPROC"]
+        raise UsageError(
+            f"PJRT_NPROC = {threads} is below the {devices} devices of this run; unset it or use --devices"
+        )
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gpi" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
 
