@@ -86,16 +86,15 @@ class Recorder:
             for steps, total, length in ended[p]
         )
         values = it.audit._asdict() | it.metrics._asdict()
+        rows = []
         for p, seed in enumerate(seeds):
             totals = [total for _, total, _ in ended[p]]
             self.recent[p].extend(totals)
-            known = {
-                "seed": seed, "iteration": it.k, "steps": self.steps[p],
-                "episode_return": np.mean(totals) if totals else None,
-            }  # fmt: skip
-            self.metrics.add([[known[name] if name in known else values[name][p] for name in METRICS]])
-            checked = [known[name] if name in known else values[name][p] for name in AUDIT]
-            self.audit.add([[*checked, *values["tv_age"][p]]])
+            row = {name: value[p] for name, value in values.items()}
+            row |= {"seed": seed, "iteration": it.k, "steps": self.steps[p]}
+            rows.append(row | {"episode_return": np.mean(totals) if totals else None})
+        self.metrics.add([row[name] for name in METRICS] for row in rows)
+        self.audit.add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows)
         seconds = time.perf_counter() - self.start
         self.timing.add([(it.k, self.steps[0], it.collect_seconds, it.learn_seconds, seconds)])
         returns = np.array([np.mean(recent) if recent else np.nan for recent in self.recent])
