@@ -117,5 +117,6 @@ def test_adaptive_budget_is_what_the_measured_tv_leaves(rule: Any):
     assert 0 < left < EPS and float(m.eps_gpi) == pytest.approx(left, rel=1e-4)
     old, new, m, s = update(rule, "adaptive", 0, drift=5.0)
     assert m.eps_gpi == 0 and m.fraction == 0, "nothing is left"
+    assert m.tv == 0 and m.kl == 0, "a policy that was kept keeps even a bound of zero"
     assert flat(new.policy).tobytes() == flat(old.policy).tobytes()
     assert all(np.isfinite(np.asarray(x)).all() for x in m)

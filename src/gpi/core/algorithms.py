@@ -222,10 +222,11 @@ def measure(theta_k: Theta, agent: Agent, s: Sample, eps: Array, fraction: Array
     logp = log_prob(pi, s.action)
     batch = standardised(s)
     centre = mean(s.adv, s.weight)
+    moved = fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
     return Metrics(
-        tv=objectives.one_step_tv(logp, s),
+        tv=jnp.where(moved, objectives.one_step_tv(logp, s), 0.0),
         penalty=objectives.penalty(logp, s),
-        kl=mean(kl(pi_k, pi), s.weight),
+        kl=jnp.where(moved, mean(kl(pi_k, pi), s.weight), 0.0),
         eps_gpi=eps,
         improvement=objectives.surrogate(logp, batch) - objectives.surrogate(log_prob(pi_k, s.action), batch),
         fraction=fraction,
