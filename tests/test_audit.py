@@ -1,5 +1,7 @@
 """The audit's estimates against exact values, and what each trust mode promises."""
 
+import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,10 +10,13 @@ import numpy as np
 import pytest
 from test_algorithms import EPS, buffer_of, flat, hyper, new_agent
 
+import gpi
 from gpi.core import algorithms, audit, objectives
 from gpi.core.algorithms import Static
-from gpi.core.policy import Categorical, Gaussian, log_prob
-from gpi.core.sample import Sample
+from gpi.core.normalize import Normaliser, Stats
+from gpi.core.policy import Categorical, Gaussian, distribution, init_theta, log_prob
+from gpi.core.sample import Buffer, Rollout, Sample
+from gpi.training.record import read
 
 NU = (0.4, 0.3, 0.2, 0.1)
 
@@ -120,3 +125,47 @@ def test_adaptive_budget_is_what_the_measured_tv_leaves(rule: Any):
     assert m.tv == 0 and m.kl == 0, "a policy that was kept keeps even a bound of zero"
     assert flat(new.policy).tobytes() == flat(old.policy).tobytes()
     assert all(np.isfinite(np.asarray(x)).all() for x in m)
+
+
+# --- the normaliser, which moves the policy too -------------------------------------------------------------------
+
+
+def test_normaliser_tv_is_the_distance_between_the_policy_before_and_after():
+    """For Gaussians of equal deviations the distance is erf(|gap|/(2 sqrt 2)), with the gap in deviations."""
+    rng = np.random.default_rng(0)
+    rows, size = 200_000, 3
+    theta_k, theta = (init_theta(rng, size, 2, (8,), discrete=False) for _ in range(2))
+    last = theta.net[-1]  # starts near zero: make the mean depend on what is seen
+    theta = theta._replace(net=(*theta.net[:-1], last._replace(kernel=30.0 * last.kernel)))
+    with jax.enable_x64(True):
+        old = Stats(*(jnp.asarray(x, jnp.float64) for x in (100.0, np.zeros(size), np.full(size, 99.0))))
+        new = Stats(*(jnp.asarray(x, jnp.float64) for x in (100.0, np.full(size, 0.3), np.full(size, 99.0))))
+        returns = Stats(*(jnp.asarray(x, jnp.float64) for x in (100.0, 0.0, 99.0)))
+        obs = jnp.asarray(rng.standard_normal((rows, 1, size)), jnp.float32)
+        obs = obs.at[: rows // 2].multiply(5.0)
+        pi_k = distribution(theta_k, obs[:, 0])
+        assert isinstance(pi_k, Gaussian)
+        noise = rng.standard_normal((rows, 2)).astype(np.float32)
+        action = pi_k.mean + jnp.exp(pi_k.log_std)[None] * noise
+        zero, no = jnp.zeros((rows, 1), jnp.float32), jnp.zeros((rows, 1), jnp.bool_)
+        valid = ~no.at[: rows // 2].set(True)  # rows that are no transitions must not count
+        raw = Rollout(obs, action[:, None], zero, obs, no, no, valid)
+        logp = log_prob(pi_k, action)[None, :, None]
+        slots = jax.tree.map(lambda x: jnp.asarray(x)[None], raw)
+        before, after = Normaliser(old, returns), Normaliser(new, returns)
+        measured = audit.normaliser_tv(theta, raw, Buffer(slots, logp, jnp.int32(1)), before, after)
+        assert audit.normaliser_tv(theta, raw, Buffer(slots, logp, jnp.int32(1)), before, before) == 0.0
+    seen = obs[rows // 2 :, 0]
+    one, two = distribution(theta, seen), distribution(theta, seen - jnp.float32(0.3))
+    assert isinstance(one, Gaussian) and isinstance(two, Gaussian)
+    gap = np.linalg.norm(np.asarray(one.mean - two.mean) / np.exp(np.asarray(one.log_std)), axis=1)
+    exact = np.mean([math.erf(x / (2 * math.sqrt(2))) for x in gap])
+    assert exact > 0.01 and float(measured) == pytest.approx(exact, rel=0.03)
+
+
+def test_frozen_statistics_no_longer_move_the_policy(tmp_path: Path):
+    run = gpi.train(
+        "ppo", "cartpole-balance", seeds=1, steps=8192, freeze_normaliser=4096, out=tmp_path / "r", quiet=True
+    )
+    moved = [float(row["normaliser_tv"]) for row in read(run.dir / "audit.csv")]
+    assert len(moved) == 4 and all(x > 0 for x in moved[:2]) and moved[2:] == [0.0, 0.0]

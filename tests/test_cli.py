@@ -14,7 +14,8 @@ import gpi
 from gpi import cli
 from gpi.envs import dmc
 from gpi.training.config import Config
-from gpi.training.record import EPISODES, Table, write_json
+from gpi.training.record import AUDIT, EPISODES, Table, write_json
+from gpi.training.summary import percent
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -138,6 +139,59 @@ def test_plot_compares_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     returns = gpi.Run(a).returns
     steps, totals = gpi.Run(a).episodes(3)
     assert returns[3] == pytest.approx(totals[steps > steps[-1] - 204_800].mean()) and len(returns) == 5
+
+
+def audited(path: Path, trust: str, updates: list[tuple[float, float, float]]) -> Path:
+    """A run directory whose audit.csv holds these measured/allowed ratios of eq (11), the one-step TV and KL."""
+    run_directory(path, "getrpo")
+    about = json.loads((path / "config.json").read_text())
+    about["config"] |= {"trust": trust, "seeds": 2}
+    write_json(path / "config.json", about)
+    table = Table(path / "audit.csv", (*AUDIT, "tv_age_0", "tv_age_1"))
+    for i, ratios in enumerate(updates):
+        row = dict.fromkeys(AUDIT, 1.0) | {"seed": i % 2, "iteration": 1 + i // 2, "steps": 1024 * (1 + i // 2)}
+        for bound, ratio in zip(("penalty", "tv", "kl"), ratios, strict=True):
+            allowed = 0.0 if ratio == np.inf else 0.1
+            row |= {bound: 0.1 if ratio == np.inf else 0.1 * ratio, f"{bound}_bound": allowed}
+            row[f"{bound}_held"] = bool(ratio <= 1.0)
+        row |= {"ess": 1000.0, "ess_realised": 800.0, "budget_exhausted": False, "fraction": 0.0 if i == 0 else 0.5}
+        table.add([[*row.values(), 0.01, np.nan if i < 2 else 0.02]])
+    table.close()
+    return path
+
+
+def test_audit_counts_violations_over_all_seeds(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    a = audited(tmp_path / "a", "paper", [(0.5, 1.2, 0.9), (1.5, 0.2, 1.1), (0.5, 3.0, 0.9), (1.01, 0.5, 0.5)])
+    b = audited(tmp_path / "b", "strict", [(0.5, 0.6, 0.9), (1.0, np.inf, 0.9)])
+    assert cli.main(["audit", str(a), str(b), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    counted = ("algorithm", "trust", "updates", "penalty_violations", "one_step_violations", "kl_violations")
+    assert [first[name] for name in counted] == ["getrpo", "paper", 4, 2, 2, 1]
+    assert [second[name] for name in counted] == ["getrpo", "strict", 2, 0, 1, 0]
+    assert first["worst"]["penalty"] == {"ratio": pytest.approx(1.5), "seed": 1, "iteration": 1}
+    assert first["worst"]["tv"]["ratio"] == pytest.approx(3.0) and second["worst"]["tv"]["ratio"] is None
+    assert first["refused"] == 1 and first["ess_share"] == pytest.approx(0.8)
+    assert not list(tmp_path.glob("**/*.png")), "JSON alone draws nothing"
+    assert cli.main(["audit", str(a), str(b), "--out", str(tmp_path / "both.png")]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"a +getrpo +paper +4 +50.000% +x1.5 +50.000% +x3 +75.000% +x1.1 +1 +80%", table)
+    assert re.search(r"b +getrpo +strict +2 +100% +x1 +50.000% +xinf", table)
+    assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_audit_refuses_what_is_no_audit_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert "not a run directory" in refused(capsys, "audit", str(tmp_path))
+    run = run_directory(tmp_path / "old", "ppo")
+    assert "no audit.csv" in refused(capsys, "audit", str(run))
+    Table(run / "audit.csv", AUDIT).close()
+    assert "no update yet" in refused(capsys, "audit", str(run))
+    with (run / "audit.csv").open("a") as file:
+        file.write("0,1,torn\n")
+    assert "damaged" in refused(capsys, "audit", str(run))
+
+
+def test_a_share_is_never_rounded_up_to_all():
+    assert percent(1.0) == "100%" and percent(1.0 - 1e-9) == "99.999%" and percent(0.5) == "50.000%"
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]):

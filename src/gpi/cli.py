@@ -16,11 +16,13 @@ from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.theory.mixture import Mixture, mixture
 from gpi.training.config import Config
+from gpi.training.summary import AuditSummary, percent
 
 EXAMPLES = """examples:
   gpi train cheetah-run --algorithm geppo --seeds 5
   gpi train finger-spin --algorithm getrpo --kappa 0.5 --steps 300000 --out runs/spin
   gpi plot runs/a runs/b
+  gpi audit runs/a runs/b --out audit.png
   gpi mixture --B 2 --kappa 0.5 --json
 """
 
@@ -58,6 +60,7 @@ def parser() -> Parser:
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     add_train(verbs)
     add_plot(verbs)
+    add_audit(verbs)
     add_mixture(verbs)
     add_tasks(verbs)
     return top
@@ -141,6 +144,61 @@ def run_plot(parsed: argparse.Namespace) -> int:
     learning_curves(runs, picture(parsed.out))
     print(f"learning curves: {parsed.out}")
     return 0
+
+
+def add_audit(verbs: Any) -> None:
+    """`gpi audit`."""
+    verb = verbs.add_parser(
+        "audit", help="did the guarantee hold? every update of one run or several against the theory's bounds",
+        description="Count over all updates and seeds whether each bound of the theory held, and draw how it went. "
+        "docs/guarantee.md explains what is measured and how to read it.",
+    )  # fmt: skip
+    verb.add_argument("runs", nargs="+", metavar="DIR", help="run directories, shown side by side")
+    verb.add_argument("--out", type=Path, metavar="FILE", help="picture (default: audit.png in the first directory)")
+    verb.add_argument("--json", action="store_true", help="print a JSON list with one object per run, and no picture")
+    verb.set_defaults(run=run_audit)
+
+
+def run_audit(parsed: argparse.Namespace) -> int:
+    """Print the counts; draw unless JSON was asked for."""
+    from gpi.training.record import open_run
+    from gpi.training.summary import summarise
+
+    runs = [open_run(directory) for directory in parsed.runs]
+    summaries = [summarise(run) for run in runs]
+    if parsed.json:
+        print(json.dumps([summary.as_json() for summary in summaries]))
+    else:
+        print(audit_table(summaries))
+    if parsed.out is not None or not parsed.json:
+        from gpi.audit_figures import audit_figure
+
+        path = picture(parsed.out or runs[0].dir / "audit.png")
+        audit_figure(runs, path)
+        print(f"figure: {path}", file=sys.stderr if parsed.json else sys.stdout)
+    return 0
+
+
+def audit_table(summaries: Sequence[AuditSummary]) -> str:
+    """The audits for people: the share of updates inside each bound, and the worst of them."""
+    header = ("run", "algorithm", "trust", "updates", "eq (11)", "worst", "one-step", "worst", "KL", "worst", "kept",
+              "ESS")  # fmt: skip
+    rows: list[tuple[str, ...]] = [header]
+    for s in summaries:
+        bounds = [cell for b, w in s.worst.items() for cell in (percent(s.inside(b)), f"x{w.ratio:.3g}")]
+        rows.append((s.run, s.algorithm, s.trust, f"{s.updates:,}", *bounds, f"{s.refused:,}", f"{s.ess_share:.0%}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    lines = [
+        "  ".join(f"{x:<{w}}" if i < 3 else f"{x:>{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join([
+        *lines, "",
+        "eq (11): TV to the prior policies within eps/2. one-step: TV within eps_gpi/2. KL: within delta.",
+        "Per cent: updates inside the bound. worst: largest measured / allowed. kept: updates that changed nothing.",
+        "ESS: realised over nominal effective sample size.",
+    ])  # fmt: skip
 
 
 def picture(path: Path) -> Path:

@@ -97,10 +97,15 @@ def draw(axis: Axes, run: Run, name: str, colour: str) -> None:
     axis.plot(grid[seen], mean, color=colour, lw=2.4, label=f"{name} ({seeds})")
 
 
+def thousands(x: float, _: float | None = None) -> str:
+    """A number of steps on an axis."""
+    return f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x else "0"
+
+
 def style(axis: Axes, title: str) -> None:
     """Title, axes and legend of one panel."""
     axis.set_title(title)
-    axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x else "0")
+    axis.xaxis.set_major_formatter(thousands)
     axis.set_xlim(left=0)
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,96 @@
+"""What the audit costs: training with it beside training without it, iteration by iteration in turn.
+
+    python benchmarks/audit_cost.py [--iterations 40] [--only geppo]
+
+Both train the same five seeds on cheetah-run in one process and take turns, because shared machines are noisy; the cost
+is the median over pairs of iterations of the ratio of their times, collecting and writing audit.csv included. Without
+the audit, `learn` returns a constant in its place and XLA leaves out all that only the audit needs. The promise is at
+most 5 % of training time. Figures are appended to benchmarks/audit_cost.jsonl.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from gpi.core.plan import ALGORITHMS
+from gpi.training import runtime
+from gpi.training.config import Config
+
+RECORD = Path(__file__).with_name("audit_cost.jsonl")
+PROMISE = 0.05
+
+
+def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[float, float]]:
+    """Seconds of each pair of iterations, with and without the audit."""
+    import jax
+    import jax.numpy as jnp
+
+    from gpi.training import loop
+    from gpi.training.train import Recorder, make_pool
+
+    config = Config("cheetah-run", algorithm)
+    full = loop.learn
+
+    def bare(*arguments: Any) -> Any:
+        state, metrics, audit = full(*arguments)
+        return state, metrics, jax.tree.map(jnp.zeros_like, audit)
+
+    def start(learn: Any, name: str) -> Any:
+        loop.learn = learn
+        trainer = loop.Trainer(config, make_pool(config), runtime.devices(config))
+        (directory / name).mkdir()
+        trainer.warm_up()
+        recorder = Recorder(directory / name, config)
+        if learn is bare:
+            recorder.audit.add = lambda rows: None
+        return trainer.iterations(10**9), recorder
+
+    with jax.enable_x64(True):
+        sides = [start(full, "with"), start(bare, "without")]
+        loop.learn = full
+        pairs = []
+        for i in range(iterations + 3):
+            pair = [0.0, 0.0]
+            for side in (0, 1) if i % 2 else (1, 0):
+                it, recorder = sides[side]
+                began = time.perf_counter()
+                recorder.add(next(it))
+                pair[side] = time.perf_counter() - began
+            pairs.append((pair[0], pair[1]))
+    return pairs[3:]
+
+
+def main() -> None:
+    """Measure, print, record."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--iterations", type=int, default=40)
+    options.add_argument("--only", choices=ALGORITHMS, help="one algorithm (default: all six)")
+    chosen = options.parse_args()
+    runtime.prepare(Config("cheetah-run"))
+    lines = []
+    for algorithm in [chosen.only] if chosen.only else ALGORITHMS:
+        with tempfile.TemporaryDirectory() as directory:
+            pairs = measure(algorithm, chosen.iterations, Path(directory))
+        costs = [a / b - 1.0 for a, b in pairs]
+        low, _, high = quantiles(costs, n=4)
+        seconds = [median(pair[i] for pair in pairs) for i in (0, 1)]
+        verdict = "kept" if median(costs) <= PROMISE else "BROKEN"
+        print(
+            f"{algorithm:8} {1e3 * seconds[0]:6.1f} ms with, {1e3 * seconds[1]:6.1f} ms without: audit costs "
+            f"{median(costs):+.1%} (quartiles {low:+.1%} to {high:+.1%}); at most {PROMISE:.0%}: {verdict}",
+            flush=True,
+        )
+        lines.append({"algorithm": algorithm, "with_s": seconds[0], "without_s": seconds[1], "cost": median(costs)})
+    facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(), "load": os.getloadavg()}
+    with RECORD.open("a", encoding="utf-8") as file:
+        print(json.dumps(facts | {"versions": runtime.versions(), "results": lines}), file=file)
+
+
+if __name__ == "__main__":
+    main()

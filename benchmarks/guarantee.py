@@ -1,0 +1,113 @@
+"""The table of docs/guarantee.md: six algorithms under three trust modes on four tasks, 300k steps, 3 seeds.
+
+    python benchmarks/guarantee.py                    # run what is missing, one run per core, then print the table
+    python benchmarks/guarantee.py --table            # print the table of benchmarks/guarantee.jsonl
+
+72 populations, each `gpi train TASK --algorithm A --trust T --steps 300000 --seeds 3`. Finished runs are kept, so that
+the command can be interrupted and called again. Every finished run is one line of benchmarks/guarantee.jsonl.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpi.core.plan import ALGORITHMS, TRUST
+from gpi.training.record import open_run
+from gpi.training.summary import summarise
+
+TASKS = ("cheetah-run", "walker-walk", "cartpole-balance_sparse", "cartpole-swingup_sparse")
+STEPS, SEEDS = 300_000, 3
+RECORD = Path(__file__).with_name("guarantee.jsonl")
+
+
+def name_of(task: str, algorithm: str, trust: str) -> str:
+    return f"{task}-{algorithm}-{trust}"
+
+
+def finished(directory: Path) -> bool:
+    done = directory / "DONE"
+    return done.is_file() and json.loads(done.read_text())["complete"]
+
+
+def run_missing(out: Path, jobs: int, only: str) -> None:
+    """Run populations side by side, each on a core of its own; longest first."""
+    cores = sorted(os.sched_getaffinity(0))
+    free = [cores[i % len(cores)] for i in range(jobs)]
+    order = [(t, a, m) for a in reversed(ALGORITHMS) for t in TASKS for m in TRUST if only in name_of(t, a, m)]
+    todo = [job for job in order if not finished(out / name_of(*job))]
+    running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
+    began, total = time.perf_counter(), len(todo)
+    out.mkdir(parents=True, exist_ok=True)
+    while todo or running:
+        while todo and free:
+            task, algorithm, trust = todo.pop(0)
+            name, core = name_of(task, algorithm, trust), free.pop()
+            settings = {"algorithm": algorithm, "trust": trust, "steps": STEPS, "seeds": SEEDS, "threads": 1}
+            options = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+            command = [sys.executable, "-m", "gpi.cli", "train", task, *options, "--out", str(out / name)]
+            log = (out / f"{name}.log").open("w")
+            process = subprocess.Popen(["taskset", "-c", str(core), *command], stdout=log, stderr=log)
+            running[process] = (name, core)
+        time.sleep(0.2)
+        for process in [process for process in running if process.poll() is not None]:
+            name, core = running.pop(process)
+            free.append(core)
+            left, seconds = len(todo) + len(running), time.perf_counter() - began
+            print(f"[{seconds:5.0f} s, {total - left} of {total}] {name}: exit {process.returncode}", flush=True)
+
+
+def collect(out: Path) -> None:
+    """One line per finished run."""
+    lines = []
+    for directory in sorted(path.parent for path in out.glob("*/DONE") if finished(path.parent)):
+        run = open_run(directory)
+        about = json.loads((directory / "config.json").read_text())
+        returns = {str(seed): round(value, 2) for seed, value in run.returns.items()}
+        line = {**summarise(run).as_json(), "returns": returns, "steps": run.config["steps"]}
+        lines.append(line | {"versions": about["versions"], "devices": about["devices"], "started": about["started"]})
+    if lines:
+        RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Violations of eq (11) and final return, every seed, by task, algorithm and trust mode."""
+    found = {(x["task"].removeprefix("dmc/"), x["algorithm"], x["trust"]): x for x in lines}
+    header = ["task", "algorithm", "trust", "updates", "outside eq (11)", "worst", "outside one-step", "outside KL",
+              "refused", "return of each seed", "mean"]  # fmt: skip
+    rows = [header, ["---"] * 3 + ["--:"] * 6 + ["---", "--:"]]
+    for task in TASKS:
+        for algorithm in ALGORITHMS:
+            for trust in TRUST:
+                x = found.get((task, algorithm, trust))
+                if x is None:
+                    continue
+                returns = list(x["returns"].values())
+                share = [f"{x[f'{b}_violations'] / x['updates']:.1%}" for b in ("penalty", "one_step", "kl")]
+                worst = f"{x['worst']['penalty']['ratio']:.2f}"
+                rows.append([task, algorithm, trust, str(x["updates"]), share[0], worst, *share[1:],
+                             f"{x['refused'] / x['updates']:.1%}", ", ".join(f"{r:.0f}" for r in returns),
+                             f"{sum(returns) / len(returns):.0f}"])  # fmt: skip
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main() -> None:
+    """Run, record, print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, default=Path("runs/guarantee"), help="directory of the runs")
+    options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs side by side")
+    options.add_argument("--only", default="", help="only runs whose name contains this")
+    options.add_argument("--table", action="store_true", help="only print the table of what was recorded")
+    chosen = options.parse_args()
+    if not chosen.table:
+        run_missing(chosen.out, chosen.jobs, chosen.only)
+        collect(chosen.out)
+    print(table([json.loads(line) for line in RECORD.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The picture of `gpi audit`: was the guarantee kept, by how much was it missed, and how old were the data?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from gpi.figures import COLOURS, thousands
+from gpi.training.record import Run
+from gpi.training.summary import BOUNDS, AuditSummary, columns, percent, summarise
+
+NAMES = {"penalty": "TV to prior policies, eq (11)", "tv": "one-step TV, eq (7)", "kl": "KL, eq (16)"}
+KEPT, BROKEN = "#009E73", "#D55E00"
+WINDOWS = 60  # points of a curve: each the mean and the range of so many windows of training
+
+
+def audit_figure(runs: Sequence[Run], path: Path) -> None:
+    """A column per run: share inside each bound, each distance over its bound, TV by age, effective sample size."""
+    figure = Figure(figsize=(1.2 + 3.5 * len(runs), 11.5), layout="constrained")
+    axes = figure.subplots(4, len(runs), squeeze=False, sharey="row", height_ratios=(0.75, 1, 1, 0.75))
+    for run, column in zip(runs, axes.T, strict=True):
+        draw_run(run, summarise(run), list(column))
+    for row, text in enumerate(
+        ("updates inside the bound", "measured / allowed", "expected TV to pi_{k-i}", "realised / nominal\nsample size")
+    ):
+        axes[row, 0].set_ylabel(text)
+    figure.supxlabel("environment steps per agent (line: mean of all seeds, shade: their whole range)", fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
+    """One run's column."""
+    table = columns(run)
+    axes[0].set_title(f"{summary.task.removeprefix('dmc/')}\n{summary.algorithm}, trust {summary.trust}")
+    draw_shares(axes[0], summary)
+    for bound, colour in zip(BOUNDS, COLOURS, strict=False):
+        allowed = np.where(table[f"{bound}_bound"] > 0.0, table[f"{bound}_bound"], np.nan)
+        draw_curve(axes[1], table["steps"], table[bound] / allowed, colour, NAMES[bound])
+    axes[1].axhline(1.0, color="black", lw=1.2, ls="--")
+    axes[1].set_yscale("log")
+    ages = [name for name in table if name.startswith("tv_age_")]
+    for i, name in enumerate(ages):
+        shade = 0.75 * i / max(len(ages) - 1, 1)
+        colour = to_hex((shade, 0.45 + 0.4 * shade, 0.70 + 0.2 * shade))
+        draw_curve(axes[2], table["steps"], table[name], colour, f"age {i}", shaded=False)
+    axes[2].axhline(table["penalty_bound"][0], color="black", lw=1.2, ls="--", label="eps/2")
+    axes[2].set_yscale("log")
+    draw_curve(axes[3], table["steps"], table["ess_realised"] / table["ess"], COLOURS[0], "realised / nominal")
+    axes[3].set_ylim(0.0, 1.05)
+    for axis in axes[1:]:
+        axis.xaxis.set_major_formatter(thousands)
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[1:3]:
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, frameon=False, fontsize=8)
+
+
+def draw_shares(axis: Axes, summary: AuditSummary) -> None:
+    """The share of updates inside each bound as a bar, with what a person wants to know written on it."""
+    for row, bound in enumerate(BOUNDS):
+        share, worst = summary.inside(bound), summary.worst[bound]
+        axis.barh(-row, 1.0, color="#eeeeee")
+        axis.barh(-row, share, color=KEPT if summary.violations[bound] == 0 else BROKEN)
+        where = f"seed {worst.seed}, update {worst.iteration}"
+        text = f"{NAMES[bound]}: {percent(share)} inside\nworst x{worst.ratio:.3g} ({where})"
+        axis.text(0.02, -row, text, va="center", fontsize=8)
+    axis.set_xlim(0.0, 1.0)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    axis.set_yticks([])
+    axis.spines[:].set_visible(False)
+
+
+def draw_curve(axis: Axes, steps: np.ndarray, y: np.ndarray, colour: str, name: str, shaded: bool = True) -> None:
+    """A quantity over training: the mean of all seeds in each window, and the range it lay in."""
+    window = np.minimum((steps / steps.max() * WINDOWS).astype(int), WINDOWS - 1)
+    groups = [
+        (steps[inside].mean(), y[inside]) for i in range(WINDOWS) if (inside := (window == i) & ~np.isnan(y)).any()
+    ]
+    if not groups:
+        return
+    x = [at for at, _ in groups]
+    axis.plot(x, [values.mean() for _, values in groups], color=colour, lw=1.8, label=name)
+    if shaded:
+        low, high = [values.min() for _, values in groups], [values.max() for _, values in groups]
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
