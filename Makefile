@@ -39,7 +39,7 @@ train: setup ## train GePPO with 5 seeds on cheetah-run for a few minutes and dr
 	$(BIN)/gpi train cheetah-run --algorithm geppo --seeds 5 --steps 200000
 
 test: lint ## check style and types, then run the quick tests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m slow

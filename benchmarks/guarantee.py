@@ -1,7 +1,7 @@
-"""The table of docs/guarantee.md: six algorithms under three trust modes on four tasks, 300k steps, 3 seeds.
+"""The tables of docs/guarantee.md: six algorithms under three trust modes on four tasks, 300k steps, 3 seeds.
 
-    python benchmarks/guarantee.py                    # run what is missing, one run per core, then print the table
-    python benchmarks/guarantee.py --table            # print the table of benchmarks/guarantee.jsonl
+    python benchmarks/guarantee.py                    # run what is missing, one run per core, then print the tables
+    python benchmarks/guarantee.py --table            # print the tables of benchmarks/guarantee.jsonl
 
 72 populations, each `gpi train TASK --algorithm A --trust T --steps 300000 --seeds 3`. Finished runs are kept, so that
 the command can be interrupted and called again. Every finished run is one line of benchmarks/guarantee.jsonl.
@@ -22,6 +22,7 @@ from gpi.training.summary import summarise
 
 TASKS = ("cheetah-run", "walker-walk", "cartpole-balance_sparse", "cartpole-swingup_sparse")
 STEPS, SEEDS = 300_000, 3
+COUNTS = ("penalty_violations", "one_step_violations", "kl_violations", "refused")
 RECORD = Path(__file__).with_name("guarantee.jsonl")
 
 
@@ -74,25 +75,48 @@ def collect(out: Path) -> None:
         RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Violations of eq (11) and final return, every seed, by task, algorithm and trust mode."""
-    found = {(x["task"].removeprefix("dmc/"), x["algorithm"], x["trust"]): x for x in lines}
-    header = ["task", "algorithm", "trust", "updates", "outside eq (11)", "worst", "outside one-step", "outside KL",
-              "refused", "return of each seed", "mean"]  # fmt: skip
-    rows = [header, ["---"] * 3 + ["--:"] * 6 + ["---", "--:"]]
-    for task in TASKS:
-        for algorithm in ALGORITHMS:
-            for trust in TRUST:
-                x = found.get((task, algorithm, trust))
-                if x is None:
-                    continue
-                returns = list(x["returns"].values())
-                share = [f"{x[f'{b}_violations'] / x['updates']:.1%}" for b in ("penalty", "one_step", "kl")]
-                worst = f"{x['worst']['penalty']['ratio']:.2f}"
-                rows.append([task, algorithm, trust, str(x["updates"]), share[0], worst, *share[1:],
-                             f"{x['refused'] / x['updates']:.1%}", ", ".join(f"{r:.0f}" for r in returns),
-                             f"{sum(returns) / len(returns):.0f}"])  # fmt: skip
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def markdown(header: list[str], text: int, rows: list[list[str]]) -> str:
+    """A Markdown table whose first `text` columns are words."""
+    rule = ["---"] * text + ["--:"] * (len(header) - text)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+def mean(x: list[float]) -> float:
+    return sum(x) / len(x)
+
+
+def overview(found: dict[tuple[str, str, str], Any]) -> str:
+    """Algorithm by trust mode over all tasks: violations of each bound, refusals, and the mean return on each task."""
+    rows = []
+    for algorithm in ALGORITHMS:
+        for trust in TRUST:
+            mine = [found[task, algorithm, trust] for task in TASKS]
+            updates = sum(x["updates"] for x in mine)
+            shares = [f"{sum(x[name] for x in mine) / updates:.1%}" for name in COUNTS]
+            worst = f"{max(x['worst']['penalty']['ratio'] for x in mine):.3g}"
+            returns = [f"{mean(list(x['returns'].values())):.0f}" for x in mine]
+            rows.append([algorithm, trust, f"{updates:,}", shares[0], worst, *shares[1:], *returns])
+    header = ["algorithm", "trust", "updates", "outside eq (11)", "worst", "outside one-step", "outside KL", "kept old"]
+    return markdown([*header, *TASKS], 2, rows)
+
+
+def every_run(found: dict[tuple[str, str, str], Any]) -> str:
+    """Every run: violations of eq (11), and the final return of every seed."""
+    rows = []
+    for (task, algorithm, trust), x in sorted(found.items(), key=lambda item: place(item[0])):
+        returns = [f"{r:.0f}" for r in x["returns"].values()]
+        outside = [f"{x[name]} of {x['updates']}" for name in COUNTS[:1]]
+        worst = f"{x['worst']['penalty']['ratio']:.3g}"
+        numbers = [f"{x['ess_share']:.0%}", f"{x['normaliser_tv']:.4f}", *returns]
+        rows.append([task, algorithm, trust, *outside, worst, *numbers])
+    header = ["task", "algorithm", "trust", "outside eq (11)", "worst", "ESS", "normaliser TV"]
+    return markdown([*header, *(f"seed {seed}" for seed in range(SEEDS))], 3, rows)
+
+
+def place(key: tuple[str, str, str]) -> tuple[int, int, int]:
+    """The order of the tables."""
+    task, algorithm, trust = key
+    return TASKS.index(task), list(ALGORITHMS).index(algorithm), list(TRUST).index(trust)
 
 
 def main() -> None:
@@ -101,12 +125,16 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=Path("runs/guarantee"), help="directory of the runs")
     options.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs side by side")
     options.add_argument("--only", default="", help="only runs whose name contains this")
-    options.add_argument("--table", action="store_true", help="only print the table of what was recorded")
+    options.add_argument("--table", action="store_true", help="only print the tables of what was recorded")
     chosen = options.parse_args()
     if not chosen.table:
         run_missing(chosen.out, chosen.jobs, chosen.only)
         collect(chosen.out)
-    print(table([json.loads(line) for line in RECORD.read_text().splitlines()]))
+    lines = [json.loads(line) for line in RECORD.read_text().splitlines()]
+    found = {(x["task"].removeprefix("dmc/"), x["algorithm"], x["trust"]): x for x in lines}
+    if len(found) < len(TASKS) * len(ALGORITHMS) * len(TRUST):
+        sys.exit(f"{len(found)} of {len(TASKS) * len(ALGORITHMS) * len(TRUST)} runs are there; run the rest first")
+    print(overview(found), every_run(found), sep="\n\n")
 
 
 if __name__ == "__main__":

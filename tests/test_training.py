@@ -109,7 +109,8 @@ def test_run_directory(run: gpi.Run):
     names = {path.name for path in run.dir.iterdir()}
     policies = {f"policy-{seed}.safetensors" for seed in (7, 8, 9)}
     assert names == policies | {
-        "config.json", "metrics.csv", "audit.csv", "episodes.csv", "timing.csv", "learning_curve.png", "DONE"
+        "config.json", "metrics.csv", "audit.csv", "episodes.csv", "timing.csv", "learning_curve.png", "DONE",
+        "run.lock", "ckpt-000000005",
     }  # fmt: skip
     config = json.loads((run.dir / "config.json").read_text())
     assert Config(**{**config["config"], "hidden": tuple(config["config"]["hidden"])}).task == TASK
@@ -189,7 +190,7 @@ def test_batches_without_reset_carry_episodes_over_and_mask_the_reset_rows(x64: 
     log = EpisodeLog(2, 1, reset_each_batch=False)
     ended, invalid = [], 0
     for it in trainer.iterations(300 * 6):
-        ended += log.finish(it.raw)[0]
+        ended += log.finish(it.raw, np.zeros(2, bool))[0]
         invalid += int((~it.raw.valid).sum())
     # 600 steps of warm-up, 400 to the first end, a reset that is no transition, 1,000 to the second end.
     assert [(steps, length) for steps, _, length in ended] == [(100, 400), (201, 1000)]

@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gpi.envs import dmc
-from gpi.errors import UsageError
+from gpi.errors import GpiError, UsageError
 from gpi.theory.mixture import Mixture, mixture
 from gpi.training.config import Config
+from gpi.training.record import Run
 from gpi.training.summary import AuditSummary, percent
 
+EXIT_CODES = """exit codes:
+  0 done (also with some seeds frozen: see the last lines and DONE)   1 a bug in gpi   2 bad input
+  3 damaged or foreign file, or a run that cannot be resumed exactly  4 run directory in use
+  5 disk full or not writable   6 the environment broke its contract  7 every seed diverged
+  130, 143 interrupted or terminated, everything saved: `gpi resume DIR` continues
+"""
 EXAMPLES = """examples:
   gpi train cheetah-run --algorithm geppo --seeds 5
   gpi train finger-spin --algorithm getrpo --kappa 0.5 --steps 300000 --out runs/spin
+  gpi resume runs/spin
   gpi plot runs/a runs/b
   gpi audit runs/a runs/b --out audit.png
   gpi mixture --B 2 --kappa 0.5 --json
@@ -41,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser().parse_args(arguments)
     try:
         return parsed.run(parsed)
-    except UsageError as error:
+    except GpiError as error:
         print(f"gpi: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except BrokenPipeError:
         return 0
 
@@ -54,11 +62,12 @@ def parser() -> Parser:
     top = Parser(
         prog="gpi",
         description="Generalized Policy Improvement: train controllers from few samples, reusing data safely.",
-        epilog=EXAMPLES,
+        epilog=f"{EXAMPLES}\n{EXIT_CODES}",
         formatter_class=formatter,
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     add_train(verbs)
+    add_resume(verbs)
     add_plot(verbs)
     add_audit(verbs)
     add_mixture(verbs)
@@ -69,7 +78,7 @@ def parser() -> Parser:
 def add_train(verbs: Any) -> None:
     """`gpi train`: one option per field of Config."""
     verb = verbs.add_parser(
-        "train", help="train a population of seeds on one task", epilog=EXAMPLES,
+        "train", help="train a population of seeds on one task", epilog=f"{EXAMPLES}\n{EXIT_CODES}",
         description="Train a population of seeds on one task. Defaults are the paper's settings.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -111,18 +120,50 @@ def units(text: str) -> tuple[int, ...]:
 
 def run_train(parsed: argparse.Namespace) -> int:
     """Train, then say where everything is."""
-    from gpi.training.train import CURVE, train
+    from gpi.training.train import train
 
     config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
-    run, signal = train(config, parsed.out)
+    return closing(*train(config, parsed.out))
+
+
+def closing(run: Run, signal: int | None) -> int:
+    """Say what a run came to and where it is; returns the exit code."""
+    from gpi.training.train import CURVE
+
     returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
     print(f"final return (mean over the last 204,800 steps): {returns}")
     if (run.dir / CURVE).exists():
         print(f"learning curve: {run.dir / CURVE}")
     if signal is not None:
-        print(f"interrupted: everything up to here is in {run.dir}")
+        print(f"interrupted and saved: `gpi resume {run.dir}` continues exactly")
         return 128 + signal
     return 0
+
+
+def add_resume(verbs: Any) -> None:
+    """`gpi resume`."""
+    verb = verbs.add_parser(
+        "resume", help="continue an interrupted run exactly, or extend a finished one",
+        description="Continue a run to the bit as if it had never been interrupted, from its newest valid checkpoint; "
+        "without one, from the beginning.",
+        epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory")
+    verb.add_argument(
+        "--steps", type=whole, help="environment steps per agent in all (default: as the run was started)"
+    )
+    verb.add_argument(
+        "--allow-drift", action="store_true",
+        help="continue although versions, threads or layout changed; the run is then marked as no longer exact",
+    )  # fmt: skip
+    verb.set_defaults(run=run_resume)
+
+
+def run_resume(parsed: argparse.Namespace) -> int:
+    """Resume, then say where everything is."""
+    from gpi.training.train import resume
+
+    return closing(*resume(parsed.run_dir, parsed.steps, parsed.allow_drift))
 
 
 def add_plot(verbs: Any) -> None:

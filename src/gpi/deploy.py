@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpi.errors import UsageError
+from gpi import files
+from gpi.errors import FileError, UsageError
 
 FORMAT = "gpi-policy-1"
+SIZE_LIMIT = 1 << 30
 CLIP = 10.0
 
 
@@ -51,8 +54,6 @@ class Policy:
 
 def save(path: Path, theta: Any, normaliser: Any, about: dict[str, str]) -> None:
     """Write a policy: safetensors, which cannot carry code, with facts about its training in the header."""
-    from safetensors.numpy import save_file
-
     from gpi.core.normalize import lens, std
 
     eye = lens(normaliser.obs)
@@ -60,34 +61,55 @@ def save(path: Path, theta: Any, normaliser: Any, about: dict[str, str]) -> None
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
     arrays["returns/std"] = std(normaliser.returns)
-    # One entry: the order of several is random, and the same run must write the same bytes.
     header = {"gpi": json.dumps({"format": FORMAT, **about})}
-    save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path, header)
+    files.write(path, files.encode({name: np.asarray(x) for name, x in arrays.items()}, header))
 
 
 def load(path: str | Path, seed: int | None = None) -> Policy:
-    """The policy in a file, or of a run directory: the one of `seed`, by default the first."""
-    from safetensors import SafetensorError, safe_open
+    """The policy in a file, or of a run directory: the one of `seed`, by default the first.
 
+    Nothing in the file is run or believed: one that is damaged or not a policy raises `gpi.errors.FileError`.
+    """
     path = Path(path)
     if path.is_dir():
         path = policy_file(path, seed)
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; name a policy file or a run directory")
     try:
-        with safe_open(path, "numpy") as file:
-            about = json.loads((file.metadata() or {}).get("gpi", "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise UsageError(f"cannot read the policy {path}: {error}") from error
-    if about.get("format") != FORMAT:
-        raise UsageError(f"{path} is not a policy of this version: format {about.get('format')!r}, not {FORMAT!r}")
+        arrays, metadata = files.decode(files.read(path.parent, path.name, SIZE_LIMIT), finite=True)
+        about = files.parse_json(metadata.get("gpi", "{}").encode(), "the description")
+        if about.get("format") != FORMAT or not all(isinstance(fact, str) for fact in about.values()):
+            raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(about)})")
+        return assemble(arrays, about)
+    except FileError as error:
+        raise FileError(f"policy {path}: {error}") from error
+
+
+def assemble(arrays: dict[str, np.ndarray], about: dict[str, str]) -> Policy:
+    """A policy of arrays whose names, types and shapes fit together."""
     depth = sum(name.endswith("/kernel") for name in arrays)
-    layers = tuple((arrays[f"policy/layer{i}/kernel"], arrays[f"policy/layer{i}/bias"]) for i in range(depth))
+    names = [f"policy/layer{i}/{part}" for i in range(depth) for part in ("kernel", "bias")]
+    given = {name: x.dtype for name, x in arrays.items()}
+    wanted = dict.fromkeys([*names, "policy/log_std", "obs/mean", "obs/std"], np.dtype(np.float32))
+    if not depth or given != wanted | {"returns/std": np.dtype(np.float64)}:
+        raise FileError(f"other arrays than a policy's (found {files.shown(list(arrays))})")
+    layers = tuple((arrays[names[2 * i]], arrays[names[2 * i + 1]]) for i in range(depth))
+    size = arrays["obs/mean"].shape
+    fits = len(size) == 1 and arrays["obs/std"].shape == size and (arrays["obs/std"] > 0.0).all()
+    for kernel, bias in layers:
+        fits = fits and kernel.ndim == 2 and kernel.shape[:1] == size and bias.shape == kernel.shape[1:]
+        size = bias.shape
+    if not fits or arrays["policy/log_std"].shape != size:
+        raise FileError(
+            f"shapes that do not fit together (found {files.shown({n: x.shape for n, x in arrays.items()})})"
+        )
     return Policy(layers, arrays["policy/log_std"], arrays["obs/mean"], arrays["obs/std"], about)
 
 
 def policy_file(run: Path, seed: int | None) -> Path:
     """The file of one seed's policy in a run directory."""
-    found = {int(file.stem.removeprefix("policy-")): file for file in run.glob("policy-*.safetensors")}
+    names = [(re.fullmatch(r"policy-(\d{1,9})\.safetensors", file.name), file) for file in run.iterdir()]
+    found = {int(match[1]): file for match, file in names if match}
     if not found:
         raise UsageError(f"{run} holds no policy; train first, or let the run finish")
     if seed is not None and seed not in found:

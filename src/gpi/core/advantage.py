@@ -42,3 +42,14 @@ def standardise(adv: Array, rho: Array, weight: Array) -> Array:
     centre = jnp.sum(rho * weight * adv) / jnp.maximum(jnp.sum(rho * weight), 1e-30)
     std = jnp.sqrt(jnp.sum(counts * (x - jnp.sum(x) / total) ** 2) / total)
     return (adv - centre) / (std + 1e-8)
+
+
+def degenerate(adv: Array, weight: Array) -> Array:
+    """Whether the advantages do not differ: standardising them would only blow up rounding noise.
+
+    Their deviation is below what float32 resolves of the largest, or below 1e-8 in units of normalised reward.
+    """
+    counts = (weight > 0.0).astype(adv.dtype)
+    centre = jnp.sum(counts * adv) / jnp.maximum(jnp.sum(counts), 1.0)
+    gap = jnp.max(counts * jnp.abs(adv - centre))
+    return ~(gap > 1e-6 * jnp.abs(centre)) | ~(gap > 1e-8)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import objectives
-from gpi.core.advantage import standardise, vtrace
+from gpi.core import faults, objectives
+from gpi.core.advantage import degenerate, standardise, vtrace
 from gpi.core.plan import Rule, Trust
 from gpi.core.policy import Distribution, Net, Theta, distribution, entropy, kl, log_prob, project, value
 from gpi.core.sample import Buffer, Sample, mean, weights
@@ -47,6 +47,7 @@ class Hyper(NamedTuple):
     gae_lambda: Array
     value_lr: Array
     freeze: Array  # int32: from this batch on the normaliser's statistics stay as they are
+    inject: Array  # [stages], added at each stage: zeros, except in tests of faults
 
 
 class Agent(NamedTuple):
@@ -71,6 +72,7 @@ class Metrics(NamedTuple):
     adv_std: Array  # of the advantages before standardisation, normalised reward units
     lr: Array
     ess: Array  # effective sample size of the weights, in samples
+    degenerate_batch: Array  # the advantages did not differ, so the policy was kept
 
 
 def kl_radius(eps: Array) -> Array:
@@ -78,8 +80,15 @@ def kl_radius(eps: Array) -> Array:
     return 0.5 * eps**2
 
 
-def estimate(theta_k: Theta, phi: Net, buffer: Buffer, hyper: Hyper) -> Sample:
-    """Algorithm 2, line 4: A^{pi_k} on the data of all prior policies, with the weights of nu."""
+def read_values(phi: Net, buffer: Buffer, hyper: Hyper) -> tuple[Array, Array]:
+    """V(s) and V(s') on the data of all prior policies, `[M, T, E]`."""
+    shape = buffer.logp_i.shape
+    v, v_next = (value(phi, x.reshape(-1, x.shape[-1])) for x in (buffer.rollout.obs, buffer.rollout.next_obs))
+    return faults.poison((v.reshape(shape), v_next.reshape(shape)), hyper.inject, faults.VALUE)
+
+
+def estimate_from(theta_k: Theta, values: tuple[Array, Array], buffer: Buffer, hyper: Hyper) -> Sample:
+    """Algorithm 2, line 4: A^{pi_k} on the data of all prior policies, with the weights of nu, from their values."""
     rollout = buffer.rollout
     shape = rollout.reward.shape  # [M, T, E]
 
@@ -89,11 +98,17 @@ def estimate(theta_k: Theta, phi: Net, buffer: Buffer, hyper: Hyper) -> Sample:
     obs, action = flat(rollout.obs), flat(rollout.action)
     logp_i = flat(buffer.logp_i)
     rho = objectives.ratio_to(log_prob(distribution(theta_k, obs), action), logp_i)
-    v, v_next = value(phi, obs).reshape(shape), value(phi, flat(rollout.next_obs)).reshape(shape)
+    rho = faults.poison(rho, hyper.inject, faults.RATIO)
     trace = jax.vmap(vtrace, in_axes=(0, 0, 0, 0, None, None))
-    adv, target = trace(rollout, v, v_next, rho.reshape(shape), hyper.gamma, hyper.gae_lambda)
+    adv, target = trace(rollout, *values, rho.reshape(shape), hyper.gamma, hyper.gae_lambda)
+    adv = faults.poison(adv, hyper.inject, faults.ADVANTAGE)
     weight = flat(weights(hyper.nu, buffer.policies, rollout.valid))
     return Sample(obs, action, logp_i, rho, flat(adv), flat(target), weight)
+
+
+def estimate(theta_k: Theta, phi: Net, buffer: Buffer, hyper: Hyper) -> Sample:
+    """Algorithm 2, line 4: A^{pi_k} on the data of all prior policies, with the weights of nu."""
+    return estimate_from(theta_k, read_values(phi, buffer, hyper), buffer, hyper)
 
 
 def value_loss(phi: Net, s: Sample) -> Array:
@@ -149,7 +164,7 @@ def improve_ppo(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Stati
         return objectives.clipped_surrogate(log_pi(theta, mb), standardised(mb), hyper.eps_gpi)
 
     def step(agent: Agent, mb: Sample) -> Agent:
-        g = jax.grad(objective)(agent.policy.params, mb)
+        g = faults.poison(jax.grad(objective)(agent.policy.params, mb), hyper.inject, faults.GRADIENT)
         policy = climb(agent.policy, g, agent.lr, static.max_grad_norm)
         return agent._replace(policy=policy, value=fit_value(agent.value, mb, hyper))
 
@@ -195,7 +210,11 @@ def improve_natural(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: S
         inside = (divergence(policy(theta)) <= radius) & (objective(theta) >= start)
         return inside & holds(theta) if strict else inside
 
-    theta, fraction = natural_step(objective, policy, divergence, theta_k, delta, accept)
+    def climbed(theta: Theta) -> Array:
+        flat, _ = ravel_pytree(theta)
+        return objective(theta) + hyper.inject[faults.GRADIENT] * jnp.sum(flat)
+
+    theta, fraction = natural_step(climbed, policy, divergence, theta_k, delta, accept)
     return agent._replace(policy=agent.policy._replace(params=theta), value=fitted), fraction
 
 
@@ -204,12 +223,16 @@ def improve(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -
     rule = improve_ppo if static.rule == "ppo" else improve_natural
     eps = one_step_eps(s, hyper, static)
     new, fraction = rule(agent, s, key, hyper._replace(eps_gpi=eps), static)
-    # A refused step, or one without budget, leaves policy and optimiser as they were, bit for bit.
-    taken = (fraction > 0.0) & (eps > 0.0)
+    # A refused step, or one without budget or without any advantage to gain, leaves policy and optimiser as they were,
+    # bit for bit.
+    pointless = degenerate(s.adv, s.weight)
+    taken = (fraction > 0.0) & (eps > 0.0) & ~pointless
     policy = new.policy._replace(params=project(new.policy.params))
     policy = jax.tree.map(lambda new, old: jnp.where(taken, new, old), policy, agent.policy)
     new = new._replace(policy=policy)
-    metrics = measure(agent.policy.params, new, s, eps, jnp.where(taken, fraction, 0.0))
+    # A fraction that is not a number says that the gradient was not one either.
+    fraction = jnp.where(taken | jnp.isnan(fraction), fraction, 0.0)
+    metrics = measure(agent.policy.params, new, s, eps, fraction)._replace(degenerate_batch=pointless)
     if static.rule == "ppo":
         shrink = metrics.tv > 0.5 * eps
         new = new._replace(lr=jnp.where(shrink, agent.lr / LR_DECAY, agent.lr))
@@ -235,4 +258,5 @@ def measure(theta_k: Theta, agent: Agent, s: Sample, eps: Array, fraction: Array
         adv_std=jnp.sqrt(mean((s.adv - centre) ** 2, s.weight)),
         lr=agent.lr,
         ess=jnp.sum(s.weight) ** 2 / jnp.sum(s.weight**2),
+        degenerate_batch=jnp.bool_(False),
     )

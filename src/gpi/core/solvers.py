@@ -95,7 +95,7 @@ def conjugate_gradient(matrix: Callable[[Array], Array], g: Array, iterations: i
         alpha = rr / jnp.where(going, curvature, 1.0)
         v_new, r_new = v + alpha * p, r - alpha * q
         rr_new = r_new @ r_new
-        going = going & jnp.isfinite(rr_new)
+        going = going & jnp.isfinite(rr_new) & jnp.all(jnp.isfinite(v_new))
         p_new = r_new + rr_new / jnp.where(rr > 0.0, rr, 1.0) * p
         new = (v_new, r_new, p_new, rr_new)
         return (*(jnp.where(going, a, b) for a, b in zip(new, (v, r, p, rr), strict=True)), going), None
@@ -153,15 +153,14 @@ def natural_step(
     """The trust-region step of TRPO (section VI-B), theta_k + beta v with a backtracking line search; and its fraction.
 
     g is the gradient of `objective`, F the Fisher matrix, v = F⁻¹g by conjugate gradient, beta = sqrt(2 delta / v'Fv);
-    both with the damped F (docs/deviations.md).
+    both with the damped F (docs/deviations.md). The fraction is NaN where g is not finite.
     """
     flat, unravel = ravel_pytree(theta_k)
     g = jax.grad(lambda x: objective(unravel(x)))(flat)
     fisher = damped_fisher(lambda x: policy(unravel(x)), divergence, flat)
     v = conjugate_gradient(fisher, g)
-    curvature = v @ fisher(v)
-    usable = jnp.isfinite(curvature) & (curvature > 0.0)
-    beta = jnp.sqrt(2.0 * delta / jnp.where(usable, curvature, 1.0))
+    beta = jnp.sqrt(2.0 * delta / (v @ fisher(v)))
+    usable = jnp.isfinite(beta) & (beta > 0.0)  # neither without positive curvature nor where float32 ends
     step = jnp.where(usable, beta * v, 0.0)
     new, fraction = backtrack(flat, step, lambda x: usable & accept(unravel(x)))
-    return unravel(new), fraction
+    return unravel(new), jnp.where(jnp.all(jnp.isfinite(g)), fraction, jnp.nan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import typing
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ class Config:
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
     devices: int = setting(0, "devices the population is spread over; 0: all GPUs, or as many CPU cores as help")
     threads: int = setting(0, "threads of the simulation; 0: one per core")
+    checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from")
 
 
 def validate(config: Config) -> None:
@@ -56,7 +58,7 @@ def validate(config: Config) -> None:
         raise UsageError(
             f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; try {nearest!r}"
         )
-    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches"):
+    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every"):
         require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
     require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
@@ -102,3 +104,24 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
     """Raise the one-line error of a setting that breaks its rule."""
     if not holds:
         raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")
+
+
+def config_of(saved: Any) -> Config:
+    """The settings of a run directory, believed only as far as they are settings; otherwise a line that says why."""
+    kinds = typing.get_type_hints(Config)
+    if not isinstance(saved, dict) or saved.keys() - kinds.keys() or "task" not in saved:
+        raise UsageError(f"settings must be some of {', '.join(kinds)}, found {str(saved)[:80]!r}")
+    values = {name: believed(name, value, kinds[name]) for name, value in saved.items()}
+    config = Config(**values)
+    validate(config)
+    return config
+
+
+def believed(name: str, value: Any, kind: Any) -> Any:
+    """One setting of the type it must have."""
+    if kind == tuple[int, ...]:
+        if isinstance(value, list) and all(type(units) is int for units in value):
+            return tuple(value)
+    elif type(value) is kind or (kind is float and type(value) is int):
+        return kind(value)
+    raise UsageError(f"{name} = {str(value)[:80]!r} must be {kind.__name__}; restore the file")

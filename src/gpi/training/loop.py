@@ -19,8 +19,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from gpi.core import normalize
-from gpi.core.algorithms import Agent, Hyper, Metrics, Static, estimate, improve
+from gpi.core import faults, normalize
+from gpi.core.algorithms import Agent, Hyper, Metrics, Static, estimate_from, improve, read_values
 from gpi.core.audit import Audit, audit, normaliser_tv
 from gpi.core.normalize import Normaliser
 from gpi.core.plan import ALGORITHMS, TRUST
@@ -41,6 +41,7 @@ class State(NamedTuple):
     buffer: Buffer
     normaliser: Normaliser
     key: Array  # the member's own; an iteration's randomness is folded in from its number
+    fault: Array  # int32, 0 or 1 + the stage of `faults.STAGES` at which the agent was frozen
 
 
 class Iteration(NamedTuple):
@@ -50,6 +51,7 @@ class Iteration(NamedTuple):
     raw: Rollout  # the new samples, raw
     metrics: Metrics
     audit: Audit
+    fault: np.ndarray  # of each member: 0, or 1 + the stage that froze it
     collect_seconds: float
     learn_seconds: float
 
@@ -67,6 +69,7 @@ def init_state(theta: Theta, phi: Net, key: Array, config: Config, shape: Shape)
         init_buffer(rollout, len(plan_of(config).nu)),
         normalize.init_normaliser(observation_size),
         key,
+        jnp.int32(faults.NONE),
     )
 
 
@@ -74,23 +77,51 @@ def learn(state: State, raw: Rollout, hyper: Hyper, k: Array, static: Static) ->
     """Algorithm 2, lines 4 and 5, for one agent: reuse the last M policies' samples for one policy improvement."""
     agent = state.agent
     theta_k = agent.policy.params
+    raw = inject(raw, hyper)
     rollout = normalize.normalise(state.normaliser, raw)
     buffer = push(state.buffer, rollout, logp_of(theta_k, rollout))
-    sample = estimate(theta_k, agent.value.params, buffer, hyper)
+    values = read_values(agent.value.params, buffer, hyper)
+    sample = estimate_from(theta_k, values, buffer, hyper)
     agent, metrics = improve(agent, sample, use_of(state.key, k, LEARNING), hyper, static)
     # After the update, or ratio would not start at rho.
-    updated = normalize.update(state.normaliser, raw, hyper.gamma)
+    updated = faults.poison(normalize.update(state.normaliser, raw, hyper.gamma), hyper.inject, faults.NORMALISER)
     normaliser = jax.tree.map(lambda new, old: jnp.where(k < hyper.freeze, new, old), updated, state.normaliser)
     theta = agent.policy.params
     moved = normaliser_tv(theta, raw, buffer, state.normaliser, normaliser)
     scale = normalize.lens(state.normaliser.returns).scale
     report = audit(theta_k, theta, sample, metrics, hyper, moved, scale)
-    return State(agent, buffer, normaliser, state.key), metrics, report
+    new = State(agent, buffer, normaliser, state.key, state.fault)
+    fault = faults.first_fault({
+        faults.OBSERVATION: (raw.obs, raw.next_obs),
+        faults.REWARD: raw.reward,
+        faults.VALUE: values,
+        faults.RATIO: sample.rho,
+        faults.ADVANTAGE: (sample.adv, sample.target),
+        faults.GRADIENT: (agent, metrics.fraction),
+        faults.NORMALISER: normaliser,
+    })  # fmt: skip
+    return keep_good(state, new, fault), metrics, report
+
+
+def inject(raw: Rollout, hyper: Hyper) -> Rollout:
+    """A rollout with what a test adds to its observations and rewards; as it is, otherwise."""
+    obs, next_obs = faults.poison((raw.obs, raw.next_obs), hyper.inject, faults.OBSERVATION)
+    return raw._replace(obs=obs, next_obs=next_obs, reward=faults.poison(raw.reward, hyper.inject, faults.REWARD))
+
+
+def keep_good(old: State, new: State, fault: Array) -> State:
+    """The new state, or for ever the last one whose numbers were all finite."""
+    fault = jnp.where(old.fault == faults.NONE, fault, old.fault)
+    good = fault == faults.NONE
+    agent, buffer, normaliser = jax.tree.map(lambda new, old: jnp.where(good, new, old), new[:3], old[:3])
+    return State(agent, buffer, normaliser, old.key, fault)
 
 
 def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
     """The warm-up: a batch of the initial policy only starts the normaliser."""
-    return state._replace(normaliser=normalize.update(state.normaliser, raw, hyper.gamma))
+    new = state._replace(normaliser=normalize.update(state.normaliser, raw, hyper.gamma))
+    fault = faults.first_fault({faults.OBSERVATION: (raw.obs, raw.next_obs), faults.REWARD: raw.reward})
+    return keep_good(state, new, fault)
 
 
 def logp_of(theta: Any, rollout: Rollout) -> Array:
@@ -103,6 +134,42 @@ def logp_of(theta: Any, rollout: Rollout) -> Array:
 def use_of(key: Array, k: Array, use: int) -> Array:
     """The key of one use in one iteration."""
     return jax.random.fold_in(jax.random.fold_in(key, k), use)
+
+
+class Journey(NamedTuple):
+    """Where a pool is: resets drawn so far, and the actions since. Only resets draw random numbers, so these decide."""
+
+    resets: np.ndarray  # int64 scalar, of each environment, those at the end of an episode included
+    calls: np.ndarray  # int64 scalar, steps of the running episodes
+    actions: np.ndarray  # [horizon, N, A] float32, theirs; nothing where every batch starts with a reset
+
+    def reset(self) -> Journey:
+        """After one more reset of all environments."""
+        return Journey(self.resets + 1, 0 * self.calls, self.actions)
+
+    def go(self, action: np.ndarray) -> Journey:
+        """After the actions `[P, T, E, A]` of one batch; all environments end their episodes together."""
+        P, T, E, A = action.shape
+        horizon = len(self.actions)
+        taken = np.concatenate([self.actions[: self.calls], np.moveaxis(action, 1, 0).reshape(T, P * E, A)])
+        again, rest = divmod(len(taken), horizon + 1)  # the call after the last step is the reset
+        actions = np.zeros_like(self.actions)
+        actions[:rest] = taken[len(taken) - rest :]
+        return Journey(self.resets + again, 0 * self.calls + rest, actions)
+
+
+def no_journey(pool: Pool, *, reset_each_batch: bool) -> Journey:
+    """A pool that was only made."""
+    calls = 0 if reset_each_batch else pool.spec.horizon
+    zero = np.zeros((), np.int64)
+    return Journey(zero, zero, np.zeros((calls, pool.num_envs, pool.spec.action_size), np.float32))
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree by their path, `state/agent/policy/params/net/0/kernel`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in path): x
+            for path, x in leaves}  # fmt: skip
 
 
 class Origin(NamedTuple):
@@ -126,7 +193,8 @@ def hyper_of(config: Config) -> Hyper:
     numbers = (plan.nu, config.eps, plan.eps, config.gamma, config.gae_lambda, config.value_lr)
     warm_up = config.B * config.n // plan.steps
     freeze = warm_up + -(-config.freeze_normaliser // plan.steps) if config.freeze_normaliser else 2**31 - 1
-    return Hyper(*(jnp.asarray(number, jnp.float32) for number in numbers), freeze=jnp.int32(freeze))
+    traced = (jnp.asarray(number, jnp.float32) for number in numbers)
+    return Hyper(*traced, freeze=jnp.int32(freeze), inject=faults.no_injection())
 
 
 def static_of(config: Config) -> Static:
@@ -153,6 +221,7 @@ class Trainer:
         self.padding = -config.seeds % len(devices)
         self.state, self.hyper = jax.device_put(self._first_state(), self.sharded)
         self.handle = pool.handle
+        self.journey = no_journey(pool, reset_each_batch=config.reset_each_batch)
         self.feed = self._reset()
         self.batches = 0  # collected, warm-up included
         self.done = 0  # iterations
@@ -175,13 +244,23 @@ class Trainer:
 
     def _compile(self) -> list[Any]:
         """Compile every program once, side by side, ahead of the run: collect, learn and observe."""
-        static, members, everyone = static_of(self.config), PartitionSpec("P"), PartitionSpec()
 
         def gather(handle: Any, feed: Feed, acting: Any, k: Array) -> Any:
             theta, normaliser, key = jax.tree.map(lambda x: x[: self.config.seeds], acting)
             keys = jax.vmap(lambda key: use_of(key, k, COLLECTING))(key)
             handle, feed, raw = collect(self.pool, self.shape, handle, feed, theta, normaliser, keys)
             return handle, feed, jax.tree.map(lambda x: jnp.concatenate([x, *[x[-1:]] * self.padding]), raw)
+
+        collecting = jax.jit(gather).lower(*self._collect_arguments())
+        raw = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharded), collecting.out_info[2]
+        )
+        with ThreadPoolExecutor() as compilers:
+            return list(compilers.map(lambda program: program.compile(), [collecting, *self._learning(raw)]))
+
+    def _learning(self, raw: Any) -> list[Any]:
+        """The programs that learn from a raw batch, `vmap`ped over the population and sharded over the devices."""
+        static, members, everyone = static_of(self.config), PartitionSpec("P"), PartitionSpec()
 
         def population(one: Callable[..., Any], *specs: PartitionSpec) -> Any:
             axes = tuple(None if spec == everyone else 0 for spec in specs)
@@ -190,18 +269,11 @@ class Trainer:
             )
             return jax.jit(spread, donate_argnums=0)
 
-        collecting = jax.jit(gather).lower(*self._collect_arguments())
-        raw = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharded), collecting.out_info[2]
-        )
         step = population(lambda s, r, h, k: learn(s, r, h, k, static), members, members, members, everyone)
-        lowered = [
-            collecting,
+        return [
             step.lower(self.state, raw, self.hyper, jnp.int32(0)),
             population(observe, members, members, members).lower(self.state, raw, self.hyper),
         ]
-        with ThreadPoolExecutor() as compilers:
-            return list(compilers.map(lambda program: program.compile(), lowered))
 
     def _collect_arguments(self) -> tuple[Any, ...]:
         """What acting needs, where the pool is."""
@@ -211,12 +283,17 @@ class Trainer:
     def _reset(self) -> Feed:
         """Start a new episode everywhere."""
         self.handle, obs = self.pool.reset(self.handle)
+        self.journey = self.journey.reset()
         return Feed(jnp.asarray(obs), jnp.zeros(self.pool.num_envs, jnp.bool_))
 
     def gather(self) -> Rollout:
         """The next batch of every member, raw, `[P, T, E]`."""
         self.handle, self.feed, raw = self._collect(*self._collect_arguments())
         self.batches += 1
+        if self.config.reset_each_batch:  # the next batch begins with a reset, whatever was done since the last
+            self.journey = self.journey._replace(resets=self.journey.resets + len(self.shape.drop))
+        else:
+            self.journey = self.journey.go(np.asarray(raw.action)[: self.config.seeds])
         return jax.block_until_ready(raw)
 
     def _prepare(self) -> None:
@@ -231,16 +308,54 @@ class Trainer:
             self._prepare()
 
     def iterations(self, steps: int) -> Iterator[Iteration]:
-        """Collect and learn until every agent has taken `steps` steps."""
-        for i in range(-(-steps // self.plan.steps)):
+        """Collect and learn until every agent has taken `steps` steps, from wherever it is."""
+        for i in range(self.done, -(-steps // self.plan.steps)):
             start = time.perf_counter()
             raw = self.gather()
             collected = time.perf_counter()
             k = jnp.int32(self.batches - 1)
             self.state, *reports = self._learn(self.state, jax.device_put(raw, self.sharded), self.hyper, k)
             self._prepare()  # while the devices learn
-            reports = jax.device_get(reports)
+            reports = jax.device_get((*reports, self.state.fault))
             learned = time.perf_counter()
-            raw, metrics, audit = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, *reports))
+            real = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, *reports))
+            raw, metrics, audit, fault = real
             self.done = i + 1
-            yield Iteration(self.done, raw, metrics, audit, collected - start, learned - collected)
+            yield Iteration(self.done, raw, metrics, audit, fault, collected - start, learned - collected)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Everything the next iteration depends on, as arrays by name."""
+        return named(jax.device_get(self._everything()))
+
+    def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and type of every array of a snapshot."""
+        return {name: (x.shape, np.dtype(x.dtype)) for name, x in named(self._everything()).items()}
+
+    def _everything(self) -> Any:
+        state = self.state._replace(key=jax.random.key_data(self.state.key))
+        counters = {"batches": np.int64(self.batches), "done": np.int64(self.done)}
+        return {"state": state, "feed": self.feed, "journey": self.journey, "counters": counters}
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Continue from a snapshot: returns whether the replayed environments show exactly what they had shown."""
+        now = self._everything()
+        saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
+        key = jax.random.wrap_key_data(jnp.asarray(saved["state"].key), impl="threefry2x32")
+        self.state = jax.device_put(saved["state"]._replace(key=key), self.sharded)
+        self.batches, self.done = int(saved["counters"]["batches"]), int(saved["counters"]["done"])
+        obs = self._replay(saved["journey"])
+        self.feed = jax.tree.map(jnp.asarray, saved["feed"])
+        return np.array_equal(obs, saved["feed"].obs)
+
+    def _replay(self, journey: Journey) -> np.ndarray:
+        """Bring a new pool to where another was: its resets, then the actions of the running episodes."""
+        obs = np.asarray(self.feed.obs)
+        for _ in range(int(journey.resets) - 1):  # making the trainer was the first
+            self.handle, obs = self.pool.reset(self.handle)
+        if journey.calls:
+            step = jax.jit(lambda handle, action: self.pool.step(handle, action))
+            for action in journey.actions[: journey.calls]:
+                self.handle, out = step(self.handle, jnp.asarray(action))
+                obs = np.asarray(out.obs)
+        self.journey = journey
+        return np.asarray(obs)

@@ -26,10 +26,10 @@ class Report(NamedTuple):
 class Rate:
     """Environment steps per second, over the last few iterations."""
 
-    def __init__(self, agents: int):
-        """Count from now."""
+    def __init__(self, agents: int, steps: int = 0):
+        """Count from now, when each agent has taken `steps`."""
         self.agents = agents
-        self.marks = deque([(time.perf_counter(), 0)], maxlen=20)
+        self.marks = deque([(time.perf_counter(), steps)], maxlen=20)
 
     def mark(self, steps: int) -> float:
         """Steps per second of the whole population."""
@@ -82,9 +82,9 @@ class Progress:
         else:
             print(line, file=self.stream, flush=True)
 
-    def begin(self) -> None:
-        """The first iteration starts now."""
-        self.rate = Rate(self.agents)
+    def begin(self, steps: int = 0) -> None:
+        """The first iteration starts now, when each agent has taken `steps`."""
+        self.rate = Rate(self.agents, steps)
 
     def show(self, report: Report) -> None:
         """The latest report."""

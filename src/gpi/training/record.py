@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import io
 import json
-from collections.abc import Iterable
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpi.errors import UsageError
+from gpi import files
+from gpi.errors import DiskError, FileError, LockedError, UsageError
 
 if TYPE_CHECKING:  # reading a run must not start JAX
     from gpi.core.sample import Rollout
@@ -19,7 +25,7 @@ if TYPE_CHECKING:  # reading a run must not start JAX
 EPISODES = ("seed", "steps", "return", "length")
 METRICS = (
     "seed", "iteration", "steps", "episode_return", "tv", "penalty", "kl", "eps_gpi", "lr", "entropy", "value_loss",
-    "ess", "improvement", "fraction", "adv_std",
+    "ess", "improvement", "fraction", "adv_std", "degenerate_batch",
 )  # fmt: skip
 AUDIT = (
     "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held", "kl",
@@ -30,23 +36,79 @@ TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
 FINAL_STEPS = 204_800  # final performance is the mean return of the episodes that end in so many last steps
 
 
-def claim(directory: Path) -> None:
-    """Make a run directory; one that holds another run is refused."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(
-            f"--out {directory} holds another run or other files; name a new directory, or remove that one"
-        )
+LOCK = "run.lock"
+
+
+@contextmanager
+def claim(directory: Path) -> Iterator[None]:
+    """A new run directory, held; one that has another run or other files is refused, and a failed start leaves none."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"--out {directory} cannot be made: {error.strerror}; name a place you may write to"
         ) from error
+    refuse_foreign(directory, {path.name for path in directory.iterdir()})  # before anything is added to it
+    with hold(directory):
+        names = {path.name for path in directory.iterdir() if not files.LEFTOVER.fullmatch(path.name)}
+        refuse_foreign(directory, names - {LOCK})
+        try:
+            yield
+        finally:
+            if not (directory / "config.json").exists():  # nothing was begun, so nothing is left
+                (directory / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):
+                    directory.rmdir()
+
+
+def refuse_foreign(directory: Path, names: set[str]) -> None:
+    """A directory with these files is no place for a new run; with a lock among them, who holds it is asked first."""
+    if names and LOCK not in names:
+        raise UsageError(
+            f"--out {directory} holds another run or other files; name a new directory, or remove that one"
+        )
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """A run directory that no other process may write to meanwhile; the kernel lets go of it when the process dies."""
+    path = directory / LOCK
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be opened: {error.strerror}; name a directory you may write to") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if same_file(fd, path):  # or another process removed it between our opening and locking it
+                break
+        except BlockingIOError:
+            holder = os.read(fd, 200).decode(errors="replace").strip() or "another process"
+            os.close(fd)
+            raise LockedError(f"{directory} is in use by {holder}; wait until it ends, or stop it") from None
+        os.close(fd)
+    try:
+        with suppress(OSError):  # the name of the holder is a courtesy: a full disk does not forbid to hold
+            os.ftruncate(fd, 0)
+            os.write(fd, f"process {os.getpid()} on {platform.node()}\n".encode())
+        yield
+    finally:
+        with suppress(OSError):
+            os.ftruncate(fd, 0)
+        os.close(fd)
+
+
+def same_file(fd: int, path: Path) -> bool:
+    """Whether a path still names an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def write_json(path: Path, value: Any) -> None:
-    """One JSON object, readable."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+    """One JSON object, readable, on disk as a whole or not at all."""
+    files.write(path, (json.dumps(value, indent=2, sort_keys=False) + "\n").encode())
 
 
 def cell(x: Any) -> str:
@@ -57,22 +119,58 @@ def cell(x: Any) -> str:
 
 
 class Table:
-    """A CSV file that grows by rows and is on disk after each batch of them."""
+    """A CSV file that grows by rows; what a full disk does not take is kept and written when it can be."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...]):
-        """Start the file with its header."""
-        self.file = path.open("w", newline="", encoding="utf-8")
-        self.writer = csv.writer(self.file, lineterminator="\n")
-        self.add([columns])
+    def __init__(self, path: Path, columns: tuple[str, ...], size: int | None = None):
+        """Start the file with its header, or cut it back to a size it had and go on from there."""
+        self.path, self.pending, self.size = path, b"", size or 0
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.fd = os.open(path, flags | (os.O_CREAT | os.O_TRUNC if size is None else 0), 0o600)
+        except OSError as error:
+            raise FileError(f"{path} cannot be opened: {error.strerror}; restore it, or train again") from error
+        if size is None:
+            self.add([columns])
+            return
+        found = os.fstat(self.fd).st_size
+        if found < size:
+            os.close(self.fd)
+            raise FileError(f"{path} was cut short (expected at least {size} bytes, found {found}); restore it")
+        os.ftruncate(self.fd, size)
+        os.lseek(self.fd, size, os.SEEK_SET)
 
     def add(self, rows: Iterable[Iterable[Any]]) -> None:
-        """Append rows, and flush."""
-        self.writer.writerows([[x if isinstance(x, str) else cell(x) for x in row] for row in rows])
-        self.file.flush()
+        """Append rows."""
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(
+            [[x if isinstance(x, str) else cell(x) for x in row] for row in rows]
+        )
+        self.pending += text.getvalue().encode()
+        with suppress(OSError):
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the system."""
+        while self.pending:
+            files.failpoint("table.before_write")
+            written = os.write(self.fd, self.pending)
+            self.pending, self.size = self.pending[written:], self.size + written
+
+    def sync(self) -> int:
+        """Wait until the disk has everything; returns the size of the file."""
+        try:
+            self.flush()
+            files.failpoint("table.before_fsync")
+            os.fsync(self.fd)
+        except OSError as error:
+            raise DiskError(f"{self.path} cannot be written: {error.strerror}; free disk space") from error
+        return self.size
 
     def close(self) -> None:
         """No more rows."""
-        self.file.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
 
 
 class EpisodeLog:
@@ -84,14 +182,16 @@ class EpisodeLog:
         self.total = np.zeros((P, E))
         self.length = np.zeros((P, E), np.int64)
 
-    def finish(self, raw: Rollout) -> list[list[tuple[int, float, int]]]:
-        """For each member, the episodes that ended in this batch: steps into the batch, return, length."""
+    def finish(self, raw: Rollout, frozen: np.ndarray) -> list[list[tuple[int, float, int]]]:
+        """For each member, the episodes that ended in this batch: steps into it, return, length; none if frozen."""
         P, _, E = raw.reward.shape
         if self.reset_each_batch:  # what the last batch left unfinished never ends
             self.total[:], self.length[:] = 0.0, 0
         ended: list[list[tuple[int, float, int]]] = [[] for _ in range(P)]
         steps = np.cumsum(raw.valid.sum(axis=2), axis=1)
         for p, e in np.ndindex(P, E):
+            if frozen[p]:
+                continue
             begin = 0
             for t in np.flatnonzero(raw.done[p, :, e]):
                 self._extend(raw, p, e, begin, int(t) + 1)
@@ -152,10 +252,10 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def open_run(directory: str | Path) -> Run:
-    """A run directory, checked to be one."""
+def open_run(directory: str | Path, *needs: str) -> Run:
+    """A run directory, checked to be one: by default, one with settings and episodes."""
     path = Path(directory)
-    for name in ("config.json", "episodes.csv"):
+    for name in needs or ("config.json", "episodes.csv"):
         if not (path / name).is_file():
             raise UsageError(f"{path} is not a run directory: it has no {name}; name a directory that `gpi train` made")
     return Run(path)

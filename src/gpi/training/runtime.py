@@ -12,7 +12,7 @@ from typing import Any
 from gpi.errors import UsageError
 from gpi.training.config import Config
 
-VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "numpy", "safetensors")
+VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "numpy")
 
 
 def cores() -> int:
@@ -21,11 +21,15 @@ def cores() -> int:
 
 
 def host_devices(config: Config) -> int:
-    """How many CPU devices the population is worth: one per core, but none without a member."""
-    return config.devices or min(cores(), config.seeds)
+    """How many CPU devices the population is worth: one per thread of XLA, but none without a member.
+
+    Pinning PJRT_NPROC pins this too, so that the bits do not depend on how many cores there are.
+    """
+    threads = os.environ.get("PJRT_NPROC", "")
+    return config.devices or min(int(threads) if threads.isdecimal() and int(threads) else cores(), config.seeds)
 
 
-def prepare(config: Config) -> None:
+def prepare(config: Config, threads: str = "") -> None:
     """Set what JAX reads only when it starts; the command line's business, never done on import.
 
     CPU cores become devices to shard over, the number of XLA threads is pinned because results depend on it in the
@@ -33,6 +37,8 @@ def prepare(config: Config) -> None:
     """
     if "jax" in sys.modules:
         raise RuntimeError("runtime.prepare must be called before JAX is imported")
+    if threads:  # of the run that is resumed
+        os.environ.setdefault("PJRT_NPROC", threads)
     flag = f"--xla_force_host_platform_device_count={host_devices(config)}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     devices = host_devices(config)
@@ -63,6 +69,13 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+def identity(devices: list[Any]) -> dict[str, Any]:
+    """Everything besides the settings that decides the bits of a result."""
+    drifting = {name: version for name, version in versions().items() if name != "platform"}
+    pinned = {name: str(value) for name, value in settings().items() if name != "cores"}
+    return {"versions": drifting, "runtime": pinned, "devices": [str(device) for device in devices]}
 
 
 def settings() -> dict[str, str | int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import resource
 import signal
@@ -11,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -19,11 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from gpi import deploy
+from gpi import deploy, files
 from gpi.envs import dmc
 from gpi.envs.seeds import env_seeds
-from gpi.training import record, runtime
-from gpi.training.config import Config, plan_of, validate
+from gpi.errors import DiskError, DivergedError, FileError, UsageError
+from gpi.training import checkpoint, record, runtime
+from gpi.training.checkpoint import Checkpoint
+from gpi.training.config import Config, config_of, plan_of, validate
 from gpi.training.progress import RECENT_EPISODES, Progress, Report
 from gpi.training.record import AUDIT, EPISODES, METRICS, TIMING, EpisodeLog, Run, Table
 
@@ -40,7 +43,7 @@ class Interrupt:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.signal is not None:
-            raise KeyboardInterrupt
+            os._exit(128 + number)  # what is on disk is whole at any time
         self.signal = number
 
 
@@ -62,53 +65,69 @@ def interruptible() -> Iterator[Interrupt]:
 class Recorder:
     """Writes what iterations measured, and remembers what progress shows."""
 
-    def __init__(self, directory: Path, config: Config):
-        """Open the tables of a new run."""
+    def __init__(self, directory: Path, config: Config, saved: dict[str, Any] | None = None):
+        """Open the tables of a new run, or cut those of an interrupted one back to where its checkpoint was."""
         self.directory, self.config = directory, config
         self.plan = plan_of(config)
-        self.metrics = Table(directory / "metrics.csv", METRICS)
-        self.audit = Table(directory / "audit.csv", AUDIT + tuple(f"tv_age_{i}" for i in range(len(self.plan.nu))))
-        self.episodes = Table(directory / "episodes.csv", EPISODES)
-        self.timing = Table(directory / "timing.csv", TIMING)
+        ages = tuple(f"tv_age_{i}" for i in range(len(self.plan.nu)))
+        columns = {"metrics": METRICS, "audit": AUDIT + ages, "episodes": EPISODES, "timing": TIMING}
+        sizes = saved["tables"] if saved else dict.fromkeys(columns)
+        self.tables = {name: Table(directory / f"{name}.csv", columns[name], sizes[name]) for name in columns}
         self.log = EpisodeLog(config.seeds, config.num_envs, reset_each_batch=config.reset_each_batch)
         self.steps = np.zeros(config.seeds, np.int64)
         self.recent = [deque(maxlen=RECENT_EPISODES) for _ in range(config.seeds)]
-        self.start = time.perf_counter()
+        self.frozen: dict[str, dict[str, Any]] = {}  # by seed: the iteration and the stage of its fault
+        seconds = 0.0
+        if saved:
+            self.steps = np.array(saved["steps"], np.int64)
+            self.log.total, self.log.length = np.array(saved["total"]), np.array(saved["length"], np.int64)
+            self.recent = [deque(returns, maxlen=RECENT_EPISODES) for returns in saved["recent"]]
+            self.frozen, seconds = saved["frozen"], saved["seconds"]
+        self.start = time.perf_counter() - seconds
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs to continue the tables without a row lost or doubled."""
+        return {
+            "tables": {name: table.sync() for name, table in self.tables.items()},
+            "steps": self.steps.tolist(), "total": self.log.total.tolist(), "length": self.log.length.tolist(),
+            "recent": [list(returns) for returns in self.recent], "frozen": self.frozen,
+            "seconds": time.perf_counter() - self.start,
+        }  # fmt: skip
 
     def add(self, it: Any) -> Report:
-        """One iteration's rows."""
+        """One iteration's rows; a seed that is frozen has none."""
+        from gpi.core.faults import NONE, STAGES  # JAX starts with it, and may not before `runtime.prepare`
+
         seeds = range(self.config.seed, self.config.seed + self.config.seeds)
-        ended = self.log.finish(it.raw)
-        before, self.steps = self.steps, self.steps + it.raw.valid.sum(axis=(1, 2))
-        self.episodes.add(
-            (seed, before[p] + steps, total, length)
-            for p, seed in enumerate(seeds)
-            for steps, total, length in ended[p]
+        frozen = np.asarray(it.fault) != NONE
+        for p, seed in enumerate(seeds):
+            if frozen[p] and str(seed) not in self.frozen:
+                self.frozen[str(seed)] = {"iteration": it.k, "stage": STAGES[int(it.fault[p]) - 1]}
+        alive = [(p, seed) for p, seed in enumerate(seeds) if not frozen[p]]
+        ended = self.log.finish(it.raw, frozen)
+        before, self.steps = self.steps, self.steps + np.where(frozen, 0, it.raw.valid.sum(axis=(1, 2)))
+        self.tables["episodes"].add(
+            (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length in ended[p]
         )
         values = it.audit._asdict() | it.metrics._asdict()
         rows = []
-        for p, seed in enumerate(seeds):
+        for p, seed in alive:
             totals = [total for _, total, _ in ended[p]]
             self.recent[p].extend(totals)
             row = {name: value[p] for name, value in values.items()}
             row |= {"seed": seed, "iteration": it.k, "steps": self.steps[p]}
             rows.append(row | {"episode_return": np.mean(totals) if totals else None})
-        self.metrics.add([row[name] for name in METRICS] for row in rows)
-        self.audit.add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows)
+        self.tables["metrics"].add([row[name] for name in METRICS] for row in rows)
+        self.tables["audit"].add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows)
         seconds = time.perf_counter() - self.start
-        self.timing.add([(it.k, self.steps[0], it.collect_seconds, it.learn_seconds, seconds)])
+        self.tables["timing"].add([(it.k, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
         returns = np.array([np.mean(recent) if recent else np.nan for recent in self.recent])
-        return Report(
-            int(self.steps[0]),
-            total_steps(self.config),
-            returns,
-            float(values["tv"].mean()),
-            float(values["tv_bound"].mean()),
-        )
+        measured = [np.mean([row[name] for row in rows]) if rows else np.nan for name in ("tv", "tv_bound")]
+        return Report(int(self.steps.max()), total_steps(self.config), returns, float(measured[0]), float(measured[1]))
 
     def close(self) -> None:
         """Close the tables."""
-        for table in (self.metrics, self.audit, self.episodes, self.timing):
+        for table in self.tables.values():
             table.close()
 
 
@@ -126,46 +145,206 @@ def default_directory(config: Config) -> Path:
 
 def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple[Run, int | None]:
     """Train a population and write its run directory; returns it, and the signal that cut it short, if one did."""
-    began = time.perf_counter()
     validate(config)
     directory = out or default_directory(config)
+    with record.claim(directory):
+        return carry_on(config, directory, {}, Progress(config.seeds, open_null() if quiet else None))
+
+
+def resume(
+    directory: Path, steps: int | None = None, allow_drift: bool = False, quiet: bool = False
+) -> tuple[Run, int | None]:
+    """Continue an interrupted run to the bit as if it had never been; or extend a finished one to more steps."""
+    record.open_run(directory, "config.json")
+    with record.hold(directory):
+        config, about = read_config(directory)
+        if steps is not None:
+            config = dataclasses.replace(config, steps=steps)
+            validate(config)
+        progress = Progress(config.seeds, open_null() if quiet else None)
+        done = finished(directory)
+        if done is not None and done["complete"] and done["iterations"] * plan_of(config).steps >= config.steps:
+            progress.say(f"{directory} is complete; to train it further, name more: --steps {2 * config.steps}")
+            progress.close()
+            return Run(directory), None
+        return carry_on(config, directory, about, progress, resuming=True, allow_drift=allow_drift)
+
+
+def carry_on(
+    config: Config, directory: Path, about: dict[str, Any], progress: Progress,
+    *, resuming: bool = False, allow_drift: bool = False,
+) -> tuple[Run, int | None]:  # fmt: skip
+    """The life of a run in a directory that is held: start or restore, iterate, save, finish."""
+    began = time.perf_counter()
     if "jax" not in sys.modules:
-        runtime.prepare(config)
+        runtime.prepare(config, about.get("runtime", {}).get("PJRT_NPROC", ""))
     import jax
 
     from gpi.training.loop import Trainer
 
     # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
     with jax.enable_x64(True), jax.default_matmul_precision("highest"), interruptible() as interrupt:
-        devices = runtime.devices(config)
-        pool = make_pool(config)
-        record.claim(directory)
-        progress = Progress(config.seeds, open_null() if quiet else None)
         recorder = None
         try:
-            write_config(directory, config, devices)
+            devices = runtime.devices(config)
+            saver = Saver(directory, config, runtime.identity(devices), progress)
+            drift = saver.drift() if resuming else []
+            if drift and not allow_drift:
+                raise FileError(
+                    f"{directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
+                )
+            pool = make_pool(config)
+            exact = about.get("exact", True) and not drift
+            write_config(directory, config, devices, about, exact)
+            (directory / "DONE").unlink(missing_ok=True)
             progress.say(headline(config, devices, directory))
             trainer = Trainer(config, pool, devices)
-            trainer.warm_up()
-            recorder = Recorder(directory, config)
-            progress.begin()
+            recorder, exact = saver.restore(trainer, exact, allow_drift) if resuming else (None, exact)
+            if recorder is None:
+                trainer.warm_up()
+                recorder = Recorder(directory, config)
+            progress.begin(int(recorder.steps.max()))
             first = None
             for it in trainer.iterations(config.steps):
                 progress.show(recorder.add(it))
                 first = first or time.perf_counter() - began
-                if interrupt.signal is not None:
+                everyone = len(recorder.frozen) == config.seeds
+                if interrupt.signal is not None or everyone:
                     break
-            finish(directory, config, trainer, recorder, {
+                if it.k % config.checkpoint_every == 0:
+                    saver.try_save(trainer, recorder)
+            finish(directory, config, trainer, recorder, saver, {
                 "complete": interrupt.signal is None,
+                "exact": exact,
+                "frozen": recorder.frozen,
                 "seconds": time.perf_counter() - began,
                 "first_iteration_seconds": first,
                 "compile_seconds": trainer.compile_seconds,
             })  # fmt: skip
+            warn(recorder, trainer, progress)
+            if len(recorder.frozen) == config.seeds:
+                raise DivergedError(
+                    f"every seed diverged: {faults_of(recorder)}; {directory} has their last good policies"
+                )
+            return Run(directory), interrupt.signal
         finally:
             progress.close()
             if recorder is not None:
                 recorder.close()
-        return Run(directory), interrupt.signal
+
+
+class Saver:
+    """Saves and restores a run's checkpoints, and knows whether they are of this machine and these settings."""
+
+    def __init__(self, directory: Path, config: Config, identity: dict[str, Any], progress: Progress):
+        """Nothing is read or written yet."""
+        self.directory, self.progress = directory, progress
+        free = ("steps", "checkpoint_every")  # may change without changing what an iteration computes
+        settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+        self.identity = json.loads(json.dumps(identity | {"config": settings}))
+        self.saved = -1
+
+    def drift(self) -> list[str]:
+        """What differs between the newest readable checkpoint and now, each as `jax 0.10.2 -> 0.11.0`."""
+        for path in checkpoint.saved(self.directory):
+            with suppress(FileError):
+                return differences(checkpoint.identity_of(path), self.identity)
+        return []
+
+    def restore(self, trainer: Any, exact: bool, allow_drift: bool) -> tuple[Recorder | None, bool]:
+        """Bring a new trainer to the newest valid checkpoint; returns its tables, or None if there is none."""
+        layout = trainer.layout()
+        weights = [name for name, (_, kind) in layout.items() if name.startswith("state/") and kind.kind == "f"]
+        found, skipped = checkpoint.newest_valid(self.directory, layout, weights)
+        for line in skipped:
+            self.progress.say(f"skipped {line}")
+        if found is None:
+            self.progress.say("no valid checkpoint: starting from the beginning")
+            return None, True
+        if not allow_drift and (drift := differences(found.identity, self.identity)):
+            raise FileError(
+                f"{self.directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
+            )
+        recorder = restored(self.directory, trainer.config, found)
+        if not trainer.restore(found.arrays):
+            what = "the replayed environments show other observations than they had shown"
+            if not allow_drift:
+                raise FileError(f"{self.directory} cannot be resumed exactly: {what}; --allow-drift continues anyway")
+            self.progress.say(f"{what}: this run is no longer exact")
+            exact = False
+        self.saved = found.iteration
+        self.progress.say(f"resuming after iteration {found.iteration}")
+        return recorder, exact
+
+    def save(self, trainer: Any, recorder: Recorder) -> None:
+        """A checkpoint of everything, now."""
+        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), recorder.state(), self.identity)
+        self.saved = trainer.done
+
+    def try_save(self, trainer: Any, recorder: Recorder) -> None:
+        """A checkpoint, unless the disk is full: the last one stays, training goes on, and the next may succeed."""
+        try:
+            self.save(trainer, recorder)
+        except DiskError as error:
+            self.progress.say(f"warning: {error}; training goes on")
+
+
+def restored(directory: Path, config: Config, found: Checkpoint) -> Recorder:
+    """The tables of a run as they were at a checkpoint."""
+    try:
+        return Recorder(directory, config, found.state)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__} {error}"
+        raise FileError(f"checkpoint {found.iteration} of {directory}: state.json does not fit: {what}") from error
+
+
+def differences(then: Any, now: Any, name: str = "") -> list[str]:
+    """What differs between two nested objects, by the innermost names."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return [line for key in {**then, **now} for line in differences(then.get(key), now.get(key), key)]
+    return [] if then == now else [f"{name} was {then}, is {now}"]
+
+
+def read_config(directory: Path) -> tuple[Config, dict[str, Any]]:
+    """A run's settings and what config.json says around them; nothing in it is believed unchecked."""
+    try:
+        about = files.parse_json(files.read(directory, "config.json", files.JSON_LIMIT), "config.json")
+        threads = about["runtime"]["PJRT_NPROC"]
+        if not isinstance(threads, str) or (threads and not threads.isdecimal()):
+            raise UsageError(f"PJRT_NPROC = {threads!r} must be a number")
+        return config_of(about["config"]), about
+    except (UsageError, FileError, KeyError, TypeError) as error:
+        raise FileError(f"{directory}: config.json cannot be used: {error}") from error
+
+
+def finished(directory: Path) -> dict[str, Any] | None:
+    """What DONE says, if the run ended."""
+    if not (directory / "DONE").exists():
+        return None
+    done = files.parse_json(files.read(directory, "DONE", files.JSON_LIMIT), "DONE")
+    if type(done.get("complete")) is not bool or type(done.get("iterations")) is not int:
+        raise FileError(f"{directory}: DONE cannot be used: it lacks complete or iterations; remove it to resume")
+    return done
+
+
+def faults_of(recorder: Recorder) -> str:
+    """Which seeds are frozen, since when, and why."""
+    return ", ".join(
+        f"seed {seed} at iteration {fault['iteration']} ({fault['stage']} not finite)"
+        for seed, fault in recorder.frozen.items()
+    )
+
+
+def warn(recorder: Recorder, trainer: Any, progress: Progress) -> None:
+    """Closing lines about what needs attention."""
+    from gpi.core.policy import MIN_LOG_STD
+
+    if recorder.frozen:
+        progress.say(f"warning: frozen at their last good state: {faults_of(recorder)}")
+    log_std = np.asarray(trainer.state.agent.policy.params.log_std)
+    low = [seed for p, seed in enumerate(trainer.seeds) if (log_std[p] <= MIN_LOG_STD).any()]
+    if low:
+        progress.say(f"warning: the standard deviation of an action is at its floor of 0.001 in seeds {low}")
 
 
 def seeds_of(config: Config) -> list[int]:
@@ -205,8 +384,8 @@ def unsharded(config: Config, devices: list[Any]) -> bool:
     return devices[0].platform == "cpu" and len(devices) < runtime.host_devices(config)
 
 
-def write_config(directory: Path, config: Config, devices: list[Any]) -> None:
-    """Everything needed to repeat the run, before anything else is written."""
+def write_config(directory: Path, config: Config, devices: list[Any], about: dict[str, Any], exact: bool) -> None:
+    """Everything needed to repeat the run, before anything else is written; a resumed run keeps when it started."""
     plan = plan_of(config)
     record.write_json(directory / "config.json", {
         "config": dataclasses.asdict(config),
@@ -215,16 +394,21 @@ def write_config(directory: Path, config: Config, devices: list[Any]) -> None:
         "devices": [str(device) for device in devices],
         "runtime": runtime.settings(),
         "versions": runtime.versions(),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "exact": exact,
+        "started": about.get("started") or datetime.now().astimezone().isoformat(timespec="seconds"),
     })  # fmt: skip
 
 
-def finish(directory: Path, config: Config, trainer: Any, recorder: Recorder, facts: dict[str, Any]) -> None:
-    """The policies, the picture, and DONE."""
+def finish(
+    directory: Path, config: Config, trainer: Any, recorder: Recorder, saver: Saver, facts: dict[str, Any]
+) -> None:
+    """The last checkpoint, the policies, the picture, and DONE."""
     import jax
 
     from gpi.figures import learning_curves
 
+    if saver.saved != trainer.done:
+        saver.save(trainer, recorder)
     state = jax.device_get((trainer.state.agent.policy.params, trainer.state.normaliser))
     for p, seed in enumerate(trainer.seeds):
         theta, normaliser = jax.tree.map(lambda x, p=p: x[p], state)
@@ -232,7 +416,10 @@ def finish(directory: Path, config: Config, trainer: Any, recorder: Recorder, fa
         deploy.save(directory / f"policy-{seed}.safetensors", theta, normaliser, about)
     run = Run(directory)
     if any(len(run.episodes(seed)[0]) for seed in run.seeds):
-        learning_curves([run], directory / CURVE)
+        try:
+            learning_curves([run], directory / CURVE)
+        except OSError as error:  # `gpi plot` draws it again
+            saver.progress.say(f"warning: {directory / CURVE} cannot be written: {error.strerror}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     done = {
         **facts, "iterations": trainer.done, "steps": [int(x) for x in recorder.steps],

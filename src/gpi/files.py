@@ -1,0 +1,326 @@
+"""Files that cannot hurt: arrays and JSON that carry no code, read with suspicion and written to last."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpi.errors import DiskError, FileError, UsageError
+
+HEADER_LIMIT = JSON_LIMIT = 1 << 20
+DEPTH_LIMIT, RANK_LIMIT = 16, 16
+COUNT_LIMIT = 1 << 60  # elements: NumPy counts bytes in 63 bits
+DTYPES = {
+    kind: np.dtype(code)
+    for kind, code in
+    {"F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8", "U32": "<u4", "U8": "u1", "BOOL": "?"}.items()
+}  # fmt: skip
+KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+LEFTOVER = re.compile(r"\..+-[0-9a-f]{8}\.tmp")  # what a killed writer leaves, see `temporary`
+FAILPOINTS = (
+    "table.before_write", "table.before_fsync",
+    "file.before_write", "file.mid_write", "file.before_fsync", "file.after_fsync",
+    "write.before_rename", "write.after_rename", "write.after_dirsync",
+    "ckpt.before_mkdir", "ckpt.after_mkdir", "ckpt.before_verify", "ckpt.before_dirsync", "ckpt.after_dirsync",
+    "ckpt.after_aside", "ckpt.before_rename", "ckpt.after_rename", "ckpt.after_parentsync",
+    "ckpt.before_retire", "ckpt.after_retire", "ckpt.before_remove", "ckpt.mid_remove",
+)  # fmt: skip
+
+Specs = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+
+
+class Entry(NamedTuple):
+    """One array as the header of a file declares it; its bytes are counted from the end of the header."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    begin: int
+    end: int
+
+
+# --- arrays -------------------------------------------------------------------------------------------------------
+
+
+def specs_of(arrays: Mapping[str, np.ndarray]) -> Specs:
+    """The shapes and dtypes of arrays: what `decode` is to find."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+def sizes(expected: Specs) -> range:
+    """The sizes in bytes that a file of these arrays can have."""
+    data = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in expected.values())
+    return range(8 + data, 8 + data + HEADER_LIMIT + 1)
+
+
+def encode(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
+    """Named arrays as a safetensors file, in the order given: the same arrays are the same bytes."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end, parts = 0, []
+    for name, array in arrays.items():
+        kind = KINDS.get(array.dtype)
+        if kind is None or name == "__metadata__":
+            raise UsageError(f"array {shown(name)} has dtype {array.dtype}; a file holds {', '.join(DTYPES)}")
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+        parts.append(array.tobytes())
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_LIMIT:
+        raise UsageError(f"{len(arrays)} arrays need a header of {len(text)} bytes; at most {HEADER_LIMIT} are read")
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def decode(
+    data: bytes, expected: Specs | None = None, finite: Collection[str] | bool = ()
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and metadata of a safetensors file; no array is made unless all are as `expected`.
+
+    `finite` names the arrays that may hold no NaN or infinity; True means all.
+    """
+    start, entries, metadata = _header(data)
+    if expected is not None:
+        found = {name: (entry.shape, entry.dtype) for name, entry in entries.items()}
+        for name in (*expected, *found):
+            if found.get(name) != expected.get(name):
+                want, got = _spec(expected.get(name)), _spec(found.get(name))
+                raise FileError(f"array {shown(name)} does not fit (expected {want}, found {got})")
+    arrays = {name: _array(data, name, entry, start) for name, entry in entries.items()}
+    for name in entries if finite is True else finite or ():
+        if name not in arrays or not np.isfinite(arrays[name]).all():
+            raise FileError(f"array {shown(name)} is not usable (expected finite numbers, found NaN, infinity or none)")
+    return arrays, metadata
+
+
+def _header(data: bytes) -> tuple[int, dict[str, Entry], dict[str, str]]:
+    """Where the data begin, the arrays they hold without holes or overlaps, and the metadata."""
+    size, room = int.from_bytes(data[:8], "little"), min(HEADER_LIMIT, len(data) - 8)
+    if size > room:
+        raise FileError(f"the header is too long (expected at most {max(room, 0)} bytes, found {size})")
+    header = parse_json(data[8 : 8 + size], "the header")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise FileError(f"the header's metadata are not plain (expected text by name, found {shown(metadata)})")
+    end, entries = 0, {}
+    for name, value in header.items():
+        entries[name] = _entry(name, value, end)
+        end = entries[name].end
+    if end != len(data) - 8 - size:
+        raise FileError(f"the arrays do not fill the file (expected {len(data) - 8 - size} bytes, found {end})")
+    return 8 + size, entries, metadata
+
+
+def _entry(name: str, value: Any, begin: int) -> Entry:
+    """One line of the header, which must begin where the line before ended; all sums in Python's integers."""
+    match value:
+        case {"dtype": str(kind), "shape": list(shape), "data_offsets": [first, end], **rest} if not rest:
+            ints = all(type(n) is int and 0 <= n < COUNT_LIMIT for n in (*shape, first, end))  # True is not 1 here
+            # Zeros count as ones: 0 x 2^62 elements have no bytes and still no place in NumPy.
+            small = ints and len(shape) <= RANK_LIMIT and math.prod(max(n, 1) for n in shape) < COUNT_LIMIT
+            if small and kind in DTYPES and first == begin and end == begin + math.prod(shape) * DTYPES[kind].itemsize:
+                return Entry(tuple(shape), DTYPES[kind], begin, end)
+    rule = f"dtype, shape and data_offsets that agree and begin at {begin}"
+    raise FileError(f"array {shown(name)} is ill declared (expected {rule}, found {shown(value)})")
+
+
+def _array(data: bytes, name: str, entry: Entry, start: int) -> np.ndarray:
+    """A copy of one array: aligned and writable."""
+    if entry.dtype == np.bool_:
+        most = np.ndarray(entry.shape, np.uint8, data, start + entry.begin).max(initial=0)
+        if most > 1:
+            raise FileError(f"array {shown(name)} is not of truth values (expected 0 or 1, found {most})")
+    return np.ndarray(entry.shape, entry.dtype, data, start + entry.begin).copy()
+
+
+def _spec(spec: tuple[tuple[int, ...], np.dtype] | None) -> str:
+    return "none" if spec is None else f"{np.dtype(spec[1])}{list(spec[0])}"
+
+
+def shown(value: Any) -> str:
+    """What a file holds, fit for one line of a message."""
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------------
+
+
+def dump_json(value: dict[str, Any]) -> bytes:
+    """A JSON object, readable, and the same bytes for the same value; NaN and infinity are refused."""
+    return json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def parse_json(data: bytes, what: str) -> dict[str, Any]:
+    """A JSON object of bounded size and depth: UTF-8 without BOM, no key twice, no NaN or infinity."""
+    if len(data) > JSON_LIMIT:
+        raise FileError(f"{what} is too large (expected at most {JSON_LIMIT} bytes, found {len(data)})")
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_number, parse_float=_number)
+        depth = _depth(value)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{what} cannot be parsed (expected plain JSON, found: {error})") from error
+    if not isinstance(value, dict) or depth > DEPTH_LIMIT:
+        rule = f"an object at most {DEPTH_LIMIT} deep"
+        raise FileError(f"{what} cannot be used (expected {rule}, found {shown(value)})")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key twice")
+    return value
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # 1e999 too
+        raise ValueError("a number that is not finite")
+    return number
+
+
+def _depth(value: Any) -> int:
+    """How deep a value goes; half a surrogate pair is refused on the way, for no file or terminal takes it."""
+    if isinstance(value, str):
+        value.encode()
+    inner = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def directory(path: Path | str, place: int | None = None, *, follow: bool = True) -> Iterator[int]:
+    """A directory's descriptor: what is opened relative to it cannot be moved aside meanwhile."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    fd = os.open(path, flags, dir_fd=place)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read(place: int | Path, name: str, limit: int) -> bytes:
+    """The bytes of one plain file of a directory: no link, pipe or device, and at most `limit` of them."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise FileError(f"{shown(name)} is not a name (expected a file in the directory itself)")
+    try:
+        if not isinstance(place, int):
+            with directory(place) as fd:
+                return read(fd, name, limit)
+        # Non-blocking: to open a pipe must not wait for its writer.
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+                found = f"mode {facts.st_mode:o} with {facts.st_nlink} links"
+                raise FileError(f"{shown(name)} is refused (expected a plain file with one link, found {found})")
+            if facts.st_size > limit:
+                raise FileError(
+                    f"{shown(name)} is too large (expected at most {limit} bytes, found {facts.st_size} bytes)"
+                )
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read(facts.st_size + 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise FileError(f"{shown(name)} cannot be read (expected a plain file, found: {error.strerror})") from error
+    if len(data) != facts.st_size:
+        raise FileError(f"{shown(name)} changed meanwhile (expected {facts.st_size} bytes, found {len(data)} bytes)")
+    return data
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def temporary(name: str) -> str:
+    """A name beside `name` that no reader takes for it, and that nobody can guess."""
+    return f".{name}-{os.urandom(4).hex()}.tmp"
+
+
+def create(place: int, name: str, data: bytes) -> None:
+    """Make a new private file in a directory, and wait until the disk has its bytes."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place)
+    try:
+        failpoint("file.before_write")
+        half = len(data) // 2
+        _write_all(fd, memoryview(data)[:half])
+        failpoint("file.mid_write")
+        _write_all(fd, memoryview(data)[half:])
+        failpoint("file.before_fsync")
+        os.fsync(fd)
+        failpoint("file.after_fsync")
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:  # a full disk takes a part first, and refuses the rest
+        data = data[os.write(fd, data) :]
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file as a whole: whatever happens, it holds its old bytes or the new ones."""
+    temp = temporary(path.name)
+    try:
+        with directory(path.parent) as place:
+            try:
+                create(place, temp, data)
+                failpoint("write.before_rename")
+                os.rename(temp, path.name, src_dir_fd=place, dst_dir_fd=place)
+                failpoint("write.after_rename")
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temp, dir_fd=place)
+                raise
+            os.fsync(place)
+            failpoint("write.after_dirsync")
+    except OSError as error:
+        kept = "it holds its old bytes or the new ones"
+        raise DiskError(f"{path} cannot be written: {error.strerror}; {kept}; free space on that disk") from error
+
+
+# --- failing on purpose -------------------------------------------------------------------------------------------
+
+
+class Trap(NamedTuple):
+    """What GPI_FAILPOINT asks for: the count-th passage of one point kills the process, or finds the disk full."""
+
+    name: str
+    count: int
+    full: bool
+    passages: Iterator[int]
+
+
+@functools.cache
+def _trap() -> Trap | None:
+    setting = os.environ.get("GPI_FAILPOINT")
+    if not setting:
+        return None
+    match = re.fullmatch(r"([a-z._]+):([1-9][0-9]*)(:enospc)?", setting)
+    if not match or match[1] not in FAILPOINTS:
+        raise UsageError(f"GPI_FAILPOINT={shown(setting)} is not NAME:COUNT[:enospc] with a name of {FAILPOINTS}")
+    return Trap(match[1], int(match[2]), match[3] is not None, itertools.count(1))
+
+
+def failpoint(name: str) -> None:
+    """A place where tests may end the process or fill the disk; otherwise nothing."""
+    trap = _trap()
+    if trap is None or trap.name != name or next(trap.passages) != trap.count:
+        return
+    if trap.full:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.kill(os.getpid(), signal.SIGKILL)

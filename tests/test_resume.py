@@ -1,0 +1,518 @@
+"""Nothing is lost: runs that are killed, cut, extended or poisoned continue to the bit, or say in one line why not."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gpi
+from gpi import cli, files
+from gpi.core import faults
+from gpi.core.plan import ALGORITHMS
+from gpi.envs.dmc import TASKS
+from gpi.envs.seeds import env_seeds
+from gpi.errors import DiskError, DivergedError, FileError, LockedError, UsageError
+from gpi.training import checkpoint, loop, runtime, train
+from gpi.training.config import Config, config_of
+from gpi.training.record import LOCK, Table, claim, hold, read
+
+TASK = "cartpole-balance"
+TINY: dict[str, Any] = {"seeds": 2, "n": 1000, "hidden": (8,), "epochs": 1, "minibatches": 4, "checkpoint_every": 2}
+TABLES = ("metrics.csv", "audit.csv", "episodes.csv")
+SAME = (*TABLES, "policy-0.safetensors", "policy-1.safetensors")
+KEPT = "ckpt-000000006/arrays.safetensors"
+make_pool = train.make_pool
+
+
+def options_of(settings: dict[str, Any]) -> list[str]:
+    """Settings as options of the command line."""
+    words = {name: ",".join(map(str, x)) if isinstance(x, tuple) else str(x) for name, x in settings.items()}
+    return [word for name, text in words.items() for word in (f"--{name.replace('_', '-')}", text)]
+
+
+def gpi_process(*arguments: str, failpoint: str = "", **environment: str) -> subprocess.Popen[str]:
+    """A `gpi` of its own, with the threads that results depend on pinned."""
+    setting = {**os.environ, "PJRT_NPROC": "2", "GPI_FAILPOINT": failpoint, **environment}
+    setting["XLA_FLAGS"] = ""
+    command = [sys.executable, "-m", "gpi.cli", *arguments]
+    return subprocess.Popen(command, env=setting, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str], *codes: int) -> tuple[str, str]:
+    """What a process printed; its exit code is one of these."""
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode in codes, (process.returncode, printed, errors)
+    return printed, errors
+
+
+def assert_same(run: Path, other: Path, names: tuple[str, ...] = (*SAME, KEPT)) -> None:
+    """Files of two runs have the same bytes."""
+    for name in names:
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
+
+
+# --- killed -------------------------------------------------------------------------------------------------------
+
+KILLS = [
+    "file.mid_write:3", "ckpt.before_rename:1", "ckpt.after_rename:1", "ckpt.mid_remove:1", "table.before_write:9",
+    "time:0.4", "table.before_fsync:2", "ckpt.before_dirsync:1", "write.before_rename:2", "SIGTERM",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["geppo", "vmpo"])
+def test_a_run_killed_ten_times_in_a_row_ends_as_if_never_killed(algorithm: str, tmp_path: Path):
+    settings = options_of({**TINY, "algorithm": algorithm, "steps": 12000, "checkpoint_every": 1})
+    begin = time.monotonic()
+    ended(gpi_process("train", TASK, *settings, "--out", str(tmp_path / "whole")), 0)
+    whole, run = time.monotonic() - begin, tmp_path / "killed"
+    for i, kill in enumerate(KILLS):
+        arguments = (
+            ["resume", str(run)] if (run / "config.json").exists() else ["train", TASK, *settings, "--out", str(run)]
+        )
+        if kill.startswith("time:"):
+            process = gpi_process(*arguments)
+            time.sleep(float(kill[5:]) * whole)
+            process.kill()
+            ended(process, -signal.SIGKILL, 0)
+        elif kill == "SIGTERM":
+            process = gpi_process(*arguments)
+            time.sleep(0.7 * whole)
+            process.terminate()
+            ended(process, 143, 0)
+        else:
+            ended(gpi_process(*arguments, failpoint=kill), -signal.SIGKILL, 0)
+        assert i < 2 or checkpoint.saved(run), "a run that was saved stays saved"
+    ended(gpi_process("resume", str(run)), 0)
+    last = max(path.name for path in (tmp_path / "whole").glob("ckpt-*"))
+    assert_same(tmp_path / "whole", run, (*SAME, f"{last}/arrays.safetensors"))
+    assert len(list(run.glob("ckpt-*"))) == 3 and not list(run.glob(".*.tmp")), "three are kept, nothing is left over"
+
+
+def test_the_bits_do_not_depend_on_the_visible_cores(tmp_path: Path):
+    """With PJRT_NPROC pinned, one core and two give the same bytes."""
+    settings = options_of({**TINY, "algorithm": "geppo", "steps": 3000})
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core only")
+    ended(gpi_process("train", TASK, *settings, "--out", str(tmp_path / "two")), 0)
+    process = gpi_process("train", TASK, *settings, "--out", str(tmp_path / "one"))
+    os.sched_setaffinity(process.pid, cores[:1])  # before it has looked: Python itself is still starting
+    ended(process, 0)
+    assert_same(tmp_path / "two", tmp_path / "one", SAME)
+
+
+# --- resumed ------------------------------------------------------------------------------------------------------
+
+
+# Tests of one algorithm share a worker, and with it a compiled program.
+GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ALGORITHMS]
+
+
+@pytest.mark.parametrize("algorithm", GROUPED)
+def test_a_run_in_two_parts_is_the_run_in_one(algorithm: str, tmp_path: Path):
+    settings: dict[str, Any] = {**TINY, "quiet": True, "reset_each_batch": algorithm not in ("geppo", "trpo")}
+    steps = 6000 if ALGORITHMS[algorithm][1] else 12000
+    whole = gpi.train(algorithm, TASK, steps=steps, out=tmp_path / "whole", **settings)
+    part = gpi.train(algorithm, TASK, steps=steps // 2, out=tmp_path / "part", **settings)
+    assert gpi.resume(part.dir, steps=steps, quiet=True).dir == part.dir
+    assert_same(whole.dir, part.dir)
+    assert json.loads((part.dir / "DONE").read_text())["exact"]
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six iterations of two seeds, checkpoints at 2, 4 and 6."""
+    return gpi.train("geppo", TASK, steps=6000, out=tmp_path_factory.mktemp("s") / "run", quiet=True, **TINY).dir
+
+
+@pytest.fixture
+def run(short: Path, tmp_path: Path) -> Path:
+    """A copy of that run, as a kill before the last file would have left it."""
+    shutil.copytree(short, tmp_path / "run")
+    (tmp_path / "run" / "DONE").unlink()
+    return tmp_path / "run"
+
+
+def test_damaged_checkpoints_are_skipped_and_named(run: Path, short: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("ckpt-000000006", "ckpt-000000004"):
+        data = bytearray((run / name / "arrays.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1
+        (run / name / "arrays.safetensors").write_bytes(data)
+    assert cli.main(["resume", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert "skipped checkpoint ckpt-000000006: arrays.safetensors is damaged" in printed
+    assert "skipped checkpoint ckpt-000000004" in printed and "resuming after iteration 2" in printed
+    assert_same(short, run)
+
+
+def test_without_a_valid_checkpoint_it_starts_from_the_beginning(run: Path, short: Path):
+    for path in run.glob("ckpt-*/manifest.json"):
+        path.unlink()
+    gpi.resume(run, quiet=True)
+    assert_same(short, run)
+
+
+def test_a_complete_run_is_left_alone_unless_more_is_asked(short: Path, capsys: pytest.CaptureFixture[str]):
+    before = {path.name: path.read_bytes() for path in short.iterdir() if path.is_file()}
+    assert cli.main(["resume", str(short)]) == 0
+    assert "is complete" in capsys.readouterr().out
+    assert before == {path.name: path.read_bytes() for path in short.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize(("what", "now"), [("jax", "9.9"), ("PJRT_NPROC", "7"), ("devices", None)])
+def test_drift_is_refused_by_name_unless_allowed(
+    what: str, now: Any, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("ckpt-000000006", "ckpt-000000004"):  # so that there is something left to do
+        (run / name / "manifest.json").unlink()
+    if what == "jax":
+        found = runtime.versions() | {"jax": now}
+        monkeypatch.setattr(runtime, "versions", lambda: found)
+    elif what == "PJRT_NPROC":
+        monkeypatch.setenv("PJRT_NPROC", now)
+    else:
+        monkeypatch.setattr(runtime, "devices", lambda config: jax.local_devices()[:1])
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert cli.main(["resume", str(run)]) == 3
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"{what} was" in err and "--allow-drift" in err
+    assert {name: (run / name).read_bytes() for name in before} == before, "refused, so untouched"
+    if what != "devices":  # another layout has other arrays, and cannot be continued at all
+        assert cli.main(["resume", str(run), "--allow-drift"]) == 0
+        assert not json.loads((run / "DONE").read_text())["exact"]
+        assert not json.loads((run / "config.json").read_text())["exact"]
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "{", '{"config": {}}', '{"config": {"task": "cartpole-balance"}}', "\ufeff{}", "{" * 9000,
+    '{"a": 1, "a": 1}',
+    '{"config": {"task": "cartpole-balance", "seeds": "2"}, "runtime": {"PJRT_NPROC": ""}}',
+    '{"config": {"task": "cartpole-balance", "seeds": -2}, "runtime": {"PJRT_NPROC": ""}}',
+    '{"config": {"task": "os:system", "seeds": 2}, "runtime": {"PJRT_NPROC": ""}}',
+    '{"config": {"task": "cartpole-balance", "hidden": ["8"]}, "runtime": {"PJRT_NPROC": ""}}',
+    '{"config": {"task": "cartpole-balance", "shell": 1}, "runtime": {"PJRT_NPROC": ""}}',
+    '{"config": {"task": "cartpole-balance"}, "runtime": {"PJRT_NPROC": "-3"}}',
+])  # fmt: skip
+def test_a_configuration_that_is_none_is_one_line(text: str, run: Path, capsys: pytest.CaptureFixture[str]):
+    (run / "config.json").write_text(text)
+    assert cli.main(["resume", str(run)]) == 3
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "config.json" in err
+
+
+def test_changed_settings_are_refused_by_name(run: Path):
+    about = json.loads((run / "config.json").read_text())
+    about["config"]["gamma"] = 0.9
+    (run / "config.json").write_text(json.dumps(about))
+    with pytest.raises(FileError, match=r"gamma was 0\.995, is 0\.9"):
+        gpi.resume(run, quiet=True)
+
+
+def test_settings_survive_the_file():
+    config = Config(TASK, "getrpo", hidden=(32, 16), kappa=1.0)
+    assert config_of(json.loads(json.dumps(train.dataclasses.asdict(config)))) == config
+
+
+def test_tables_that_were_cut_are_refused(run: Path):
+    with (run / "episodes.csv").open("r+b") as file:
+        file.truncate(40)
+    with pytest.raises(FileError, match=r"episodes\.csv was cut short \(expected at least \d+ bytes, found 40\)"):
+        gpi.resume(run, quiet=True)
+
+
+# --- environments -------------------------------------------------------------------------------------------------
+
+
+class Collector(loop.Trainer):
+    """A trainer that never learns, and so need not compile how."""
+
+    def _learning(self, raw: Any) -> list[Any]:
+        return [SimpleNamespace(compile=lambda: None)] * 2
+
+
+def replay(task: str, batches: int, reset_each_batch: bool) -> tuple[float, bool]:
+    """Seconds to bring a new pool to where another was after some batches, and whether its next batch is the same."""
+    config = Config(task, "geppo", reset_each_batch=reset_each_batch, **{**TINY, "n": 1024})
+    devices = jax.local_devices()[:1]
+    with jax.enable_x64(True):
+        first = Collector(config, make_pool(config), devices)
+        for _ in range(batches):
+            first.gather()
+            first._prepare()
+        saved = first.snapshot()
+        expected = first.gather()
+        second = Collector(config, make_pool(config), devices)
+        begin = time.perf_counter()
+        exact = second.restore(saved)
+        seconds = time.perf_counter() - begin
+        found = second.gather()
+    same = jax.tree.map(lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes(), expected, found)
+    return seconds, exact and all(jax.tree.leaves(same))
+
+
+@pytest.mark.parametrize("task", ["cartpole-swingup", "humanoid-run", "fish-swim", "manipulator-bring_ball"])
+@pytest.mark.parametrize("reset_each_batch", [True, False])
+def test_environments_are_replayed_exactly(task: str, reset_each_batch: bool):
+    _, same = replay(task, 2, reset_each_batch)
+    assert same
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_environments_of_every_task_are_replayed_exactly(task: str):
+    for batches in (0, 1, 4):
+        assert replay(task, batches, True)[1]
+    assert replay(task, 3, False)[1]
+
+
+def test_a_replay_that_goes_wrong_is_noticed(run: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("ckpt-000000006", "ckpt-000000004"):
+        (run / name / "manifest.json").unlink()
+    seeds = train.seeds_of
+    monkeypatch.setattr(train, "seeds_of", lambda config: [seed + 1 for seed in seeds(config)])
+    with pytest.raises(FileError, match="replayed environments"):
+        gpi.resume(run, quiet=True)
+    gpi.resume(run, quiet=True, allow_drift=True)
+    assert not json.loads((run / "DONE").read_text())["exact"]
+
+
+def test_no_two_runs_of_the_study_share_randomness():
+    """28 tasks, six algorithms, five seeds; runs that differ in kappa alone share it, as the docs declare."""
+    environments, keys = set(), set()
+    for task, algorithm, seed in itertools.product(TASKS, ALGORITHMS, range(5)):
+        environments.update(env_seeds(TASKS[task].id, algorithm, seed, 1))
+        keys.add(bytes(np.asarray(jax.random.key_data(loop.origin(Config(task, algorithm), seed).key))))
+    assert len(environments) == len(keys) == 28 * 6 * 5
+
+
+# --- one directory, one process -----------------------------------------------------------------------------------
+
+RACER = """
+import sys, time
+from pathlib import Path
+from gpi.errors import LockedError
+from gpi.training.record import claim
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with claim(Path(sys.argv[1])):
+        (Path(sys.argv[1]) / "config.json").write_text("{}")
+        print("won", flush=True)
+        sys.stdin.readline()
+except LockedError as error:
+    print(error, flush=True)
+"""
+
+
+@contextmanager
+def racing(directory: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are ready to claim a directory, and do so at once; the winner holds it until it hears more."""
+    command = [sys.executable, "-c", RACER, str(directory)]
+    with ExitStack() as stack:
+        racers = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+            )
+            for _ in range(count)
+        ]
+        for racer in racers:
+            assert racer.stdout and racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            assert racer.stdin
+            racer.stdin.write("go\n")
+        yield racers
+        for racer in racers:
+            racer.kill()
+
+
+def test_of_eight_processes_exactly_one_gets_the_directory(tmp_path: Path):
+    with racing(tmp_path / "run", 8) as racers:
+        printed = {racer.pid: racer.stdout.readline().strip() for racer in racers if racer.stdout}
+    winners = [pid for pid, line in printed.items() if line == "won"]
+    assert len(winners) == 1, printed
+    losers = [line for pid, line in printed.items() if pid not in winners]
+    assert all(f"in use by process {winners[0]} on " in line for line in losers), losers
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with racing(tmp_path / "run", 1) as (racer,):
+        assert racer.stdout and racer.stdout.readline() == "won\n"
+        begin = time.perf_counter()
+        assert cli.main(["train", TASK, "--out", str(tmp_path / "run")]) == 4
+        assert time.perf_counter() - begin < 2.0
+        assert f"in use by process {racer.pid}" in capsys.readouterr().err
+        with pytest.raises(LockedError), hold(tmp_path / "run"):
+            pass
+    with hold(tmp_path / "run"):
+        pass
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path):
+    with pytest.raises(UsageError), claim(tmp_path / "a" / "run"):
+        raise UsageError("the environment is missing")
+    assert not (tmp_path / "a" / "run").exists()
+
+
+# --- disks --------------------------------------------------------------------------------------------------------
+
+
+def full_at(name: str, passage: int) -> Any:
+    """A trap that finds the disk full at one passage of a failpoint."""
+    return files.Trap(name, passage, True, itertools.count(1))
+
+
+def test_a_table_keeps_what_a_full_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trap = full_at("table.before_write", 2)
+    monkeypatch.setattr(files, "_trap", lambda: trap)
+    table = Table(tmp_path / "t.csv", ("a", "b"))
+    table.add([(1, 2)])
+    assert (tmp_path / "t.csv").read_text() == "a,b\n", "the disk is full"
+    table.add([(3, 4)])
+    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n3,4\n" and table.sync() == 12
+    trap = full_at("table.before_fsync", 1)
+    with pytest.raises(DiskError, match=r"t\.csv cannot be written: No space left"):
+        table.sync()
+
+
+@pytest.mark.parametrize("point", ["file.mid_write:4", "ckpt.before_mkdir:2", "table.before_write:7"])
+def test_a_full_disk_costs_one_checkpoint_and_no_row(
+    point: str, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    name, passage = point.split(":")
+    trap = full_at(name, int(passage))
+    monkeypatch.setattr(files, "_trap", lambda: trap)
+    run = gpi.train("geppo", TASK, steps=6000, out=tmp_path / "run", **TINY)
+    assert ("training goes on" in capsys.readouterr().out) == (not name.startswith("table"))
+    assert_same(short, run.dir)
+
+
+def test_a_disk_that_stays_full_ends_with_5_and_the_last_checkpoint(
+    run: Path, short: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("ckpt-000000006", "ckpt-000000004"):
+        (run / name / "manifest.json").unlink()
+
+    def full(name: str) -> None:
+        if name == "ckpt.before_mkdir":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "failpoint", full)
+    assert cli.main(["resume", str(run)]) == 5
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "No space left" in err and "keeps ckpt-000000002" in err
+    monkeypatch.undo()
+    gpi.resume(run, quiet=True)
+    assert_same(short, run)
+
+
+# --- numbers that are none ----------------------------------------------------------------------------------------
+
+
+def member(tree: Any, p: int) -> list[bytes]:
+    """The bytes of one member of a population."""
+    return [np.asarray(x)[p].tobytes() for x in jax.tree.leaves(tree)]
+
+
+@pytest.fixture(scope="module", params=GROUPED)
+def trainer(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A population after two iterations, its next batch, and what a sound iteration makes of it."""
+    with jax.enable_x64(True):
+        config = Config(TASK, request.param, **TINY)
+        trainer = loop.Trainer(config, make_pool(config), jax.local_devices()[:2])
+        trainer.warm_up()
+        for _ in trainer.iterations(2 * trainer.plan.steps):
+            pass
+        raw = jax.device_put(trainer.gather(), trainer.sharded)
+        yield trainer, raw, learned(trainer, raw, trainer.hyper)
+
+
+def learned(trainer: Any, raw: Any, hyper: Any) -> Any:
+    """One update of a copy of the population, which stays where it is."""
+    state = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.copy(x), trainer.state)
+    state = state._replace(key=jax.random.clone(trainer.state.key))
+    after, *_ = trainer._learn(jax.device_put(state, trainer.sharded), raw, hyper, jnp.int32(trainer.batches))
+    return jax.device_get(after._replace(key=jax.random.key_data(after.key)))
+
+
+def test_a_fault_freezes_its_seed_and_touches_no_other(trainer: Any, x64: None):
+    """NaN and both infinities at every stage."""
+    trainer, raw, sound = trainer
+    before = jax.device_get(trainer.state._replace(key=jax.random.key_data(trainer.state.key)))
+    assert member(sound[:3], 0) != member(before[:3], 0)
+    for (stage, name), value in itertools.product(enumerate(faults.STAGES), [np.nan, np.inf, -np.inf]):
+        inject = np.zeros((2, len(faults.STAGES)), np.float32)
+        inject[0, stage] = value
+        after = learned(trainer, raw, trainer.hyper._replace(inject=jax.device_put(inject, trainer.sharded)))
+        assert faults.STAGES[after.fault[0] - 1] == name and after.fault[1] == faults.NONE, (name, value)
+        assert member(after[:3], 0) == member(before[:3], 0), f"frozen at its last good state: {name} {value}"
+        assert member(after, 1) == member(sound, 1), f"bit-identical to a run without the fault: {name} {value}"
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, seeds: list[int], iteration: int, stage: int) -> None:
+    """From an iteration on, NaN comes into some members' arithmetic."""
+    iterations = loop.Trainer.iterations
+
+    def wrapped(self: Any, steps: int) -> Iterator[Any]:
+        for it in iterations(self, steps):
+            if it.k == iteration - 1:
+                inject = np.zeros((len(self.hyper.freeze), len(faults.STAGES)), np.float32)
+                inject[seeds, stage] = np.nan
+                self.hyper = self.hyper._replace(inject=jax.device_put(inject, self.sharded))
+            yield it
+
+    monkeypatch.setattr(loop.Trainer, "iterations", wrapped)
+
+
+def test_a_run_goes_on_without_the_seed_that_diverged(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    poisoned(monkeypatch, [0], 3, faults.ADVANTAGE)
+    run = gpi.train("geppo", TASK, steps=6000, out=tmp_path / "run", **TINY)
+    line = "frozen at their last good state: seed 0 at iteration 3 (advantage not finite)"
+    assert line in capsys.readouterr().out
+    done = json.loads((run.dir / "DONE").read_text())
+    assert done["complete"] and done["frozen"] == {"0": {"iteration": 3, "stage": "advantage"}}
+    assert_same(short, run.dir, ("policy-1.safetensors",))
+    assert all(np.isfinite(kernel).all() for kernel, _ in gpi.load(run.dir, 0).layers)
+    for name in TABLES:
+        sound, found = read(short / name), read(run.dir / name)
+        assert [row for row in found if row["seed"] == "1"] == [row for row in sound if row["seed"] == "1"]
+        assert [row for row in found if row["seed"] == "0"] == [
+            row for row in sound if row["seed"] == "0" and int(row["steps"]) <= 2000
+        ]
+
+
+def test_a_frozen_seed_stays_frozen_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    poisoned(monkeypatch, [1], 3, faults.REWARD)
+    whole = gpi.train("geppo", TASK, steps=6000, out=tmp_path / "whole", quiet=True, **TINY)
+    part = gpi.train("geppo", TASK, steps=4000, out=tmp_path / "part", quiet=True, **TINY)
+    monkeypatch.undo()
+    gpi.resume(part.dir, steps=6000, quiet=True)
+    assert_same(whole.dir, part.dir)
+    assert json.loads((part.dir / "DONE").read_text())["frozen"] == {"1": {"iteration": 3, "stage": "reward"}}
+
+
+def test_when_every_seed_diverged_the_run_ends_with_7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    poisoned(monkeypatch, [0, 1], 2, faults.OBSERVATION)
+    with pytest.raises(DivergedError, match="seed 1 at iteration 2") as error:
+        gpi.train("geppo", TASK, steps=60000, out=tmp_path / "run", quiet=True, **TINY)
+    assert error.value.exit_code == 7
+    assert json.loads((tmp_path / "run" / "DONE").read_text())["iterations"] == 2
+
+
+def test_the_lock_file_says_nothing_after_the_run(short: Path):
+    assert (short / LOCK).read_bytes() == b""
