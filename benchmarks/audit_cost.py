@@ -48,7 +48,7 @@ def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[floa
         trainer.warm_up()
         recorder = Recorder(directory / name, config)
         if learn is bare:
-            recorder.audit.add = lambda rows: None
+            recorder.tables["audit"].add = lambda rows: None
         return trainer.iterations(10**9), recorder
 
     with jax.enable_x64(True):

@@ -10,8 +10,8 @@ import pytest
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import algorithms, faults, objectives, solvers
-from gpi.core.advantage import standardise, vtrace
+from gpi.core import algorithms, faults, normalize, objectives, solvers
+from gpi.core.advantage import degenerate, standardise, vtrace
 from gpi.core.algorithms import Agent, Hyper, Static
 from gpi.core.plan import ALGORITHMS, on_policy, plan, reuse
 from gpi.core.policy import Categorical, Gaussian, distribution, entropy, init_phi, init_theta, kl, log_prob, value
@@ -321,3 +321,54 @@ def test_learning_rate_falls_only_when_the_trust_region_is_left():
         new, m = algorithms.improve(agent, s, jax.random.key(0), hyper((1.0,), eps), Static("ppo", 2, 4))
         assert (m.tv > eps / 2) == falls
         assert float(new.lr) == pytest.approx(1e-2 / 1.03 if falls else 1e-2)
+
+
+# --- degenerate data ----------------------------------------------------------------------------------------------
+
+
+def test_advantages_that_do_not_differ_are_told_from_those_that_do():
+    ones, noise = jnp.ones(1000, jnp.float32), jax.random.normal(jax.random.key(0), (1000,), jnp.float32)
+    for adv in (0.0 * ones, 5.0 * ones, 1e-12 * noise, 5.0 + 1e-7 * noise):
+        assert degenerate(adv, ones)
+    spike = (0.0 * ones).at[3].set(1e-3)
+    for adv in (noise, 1e-5 * noise, 5.0 + 1e-3 * noise, spike):
+        assert not degenerate(adv, ones)
+    assert degenerate(spike, ones.at[3].set(0.0)), "samples without weight do not count"
+
+
+@pytest.mark.parametrize("rule", ["ppo", "trpo", "vmpo"])
+def test_without_any_advantage_the_policy_is_kept_bit_for_bit(rule: Any):
+    agent = new_agent(3)
+    h = hyper(NU := (0.4, 0.3, 0.2, 0.1), 0.1)
+    s = algorithms.estimate(agent.policy.params, agent.value.params, buffer_of(agent, len(NU), len(NU)), h)
+    step = jax.jit(algorithms.improve, static_argnums=4)
+    new, m = step(agent, s._replace(adv=jnp.full_like(s.adv, 5.0)), jax.random.key(0), h, Static(rule, 2, 4))
+    assert m.degenerate_batch and m.fraction == 0 and all(np.isfinite(np.asarray(x)).all() for x in m)
+    assert flat(new.policy).tobytes() == flat(agent.policy).tobytes()
+    assert flat(new.value).tobytes() != flat(agent.value).tobytes(), "the value is fitted all the same"
+    new, m = step(agent, s, jax.random.key(0), h, Static(rule, 2, 4))
+    assert not m.degenerate_batch and flat(new.policy).tobytes() != flat(agent.policy).tobytes()
+
+
+@pytest.mark.parametrize("rule", ["ppo", "trpo", "vmpo"])
+def test_a_collapsed_standard_deviation_stays_at_its_floor_and_finite(rule: Any):
+    sound = new_agent(4)
+    theta = sound.policy.params._replace(log_std=jnp.full(A, -60.0, jnp.float32))
+    agent = sound._replace(policy=sound.policy._replace(params=theta))
+    s = algorithms.estimate(theta, agent.value.params, buffer_of(sound, 1, 1), hyper((1.0,)))
+    new, m = algorithms.improve(agent, s, jax.random.key(0), hyper((1.0,)), Static(rule, 2, 4))
+    assert all(np.isfinite(np.asarray(x)).all() for x in (*m, flat(new.policy.params)))
+    if m.fraction > 0:
+        assert float(new.policy.params.log_std.min()) == pytest.approx(np.log(1e-3))
+
+
+def test_what_never_varied_is_not_scaled_and_the_first_reward_is_not_blown_up(x64: None):
+    rollout, _ = draw_rollout(jax.random.key(0), new_agent(0).policy.params)
+    still = rollout._replace(obs=rollout.obs.at[..., 0].set(7.0), reward=0.0 * rollout.reward)
+    normaliser = normalize.init_normaliser(O)
+    for _ in range(3):
+        normaliser = normalize.update(normaliser, still, jnp.float32(0.995))
+    seen = normalize.normalise(normaliser, still._replace(reward=still.reward + 1.0))
+    np.testing.assert_array_equal(seen.obs[..., 0], 0.0)
+    assert float(normalize.lens(normaliser.obs).scale[0]) == 1.0
+    np.testing.assert_array_equal(seen.reward, 1.0)  # no reward has varied yet: its scale is 1, not 1e8

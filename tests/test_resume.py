@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import gpi
-from gpi import cli, files
+from gpi import cli, deploy, files
 from gpi.core import faults
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.dmc import TASKS
@@ -516,3 +516,39 @@ def test_when_every_seed_diverged_the_run_ends_with_7(tmp_path: Path, monkeypatc
 
 def test_the_lock_file_says_nothing_after_the_run(short: Path):
     assert (short / LOCK).read_bytes() == b""
+
+
+# --- policies that were damaged -----------------------------------------------------------------------------------
+
+
+def test_a_damaged_policy_is_refused_in_one_line(short: Path, tmp_path: Path):
+    good = (short / "policy-0.safetensors").read_bytes()
+    rng, path = np.random.default_rng(0), tmp_path / "policy.safetensors"
+    whole = [good[:n] for n in (0, 7, 8, 100, len(good) - 1)] + [good + b"\0", b"PK\x03\x04" + good, good[::-1]]
+    for _ in range(200):
+        flipped = bytearray(good)
+        flipped[rng.integers(len(good))] ^= 1 << rng.integers(8)
+        whole.append(bytes(flipped))
+    for data in whole:
+        path.write_bytes(data)
+        with pytest.raises(FileError, match=r"^policy .*policy\.safetensors: [^\n]+$"):
+            gpi.load(path)
+    path.write_bytes(good)
+    assert gpi.load(path).about["seed"] == "0"
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(FileError):
+        gpi.load(tmp_path / "link")
+
+
+def test_a_policy_whose_arrays_do_not_fit_is_refused(short: Path, tmp_path: Path):
+    """An attacker can compute hashes too."""
+    arrays, metadata = files.decode((short / "policy-0.safetensors").read_bytes())
+    changes = [
+        {"policy/layer0/kernel": arrays["policy/layer0/kernel"][:-1]}, {"policy/log_std": np.zeros(3, np.float32)},
+        {"obs/std": -arrays["obs/std"]}, {"obs/mean": arrays["obs/mean"] * np.float32(np.nan)},
+        {"extra": np.zeros(1, np.float32)}, {"policy/layer0/bias": arrays["policy/layer0/bias"].astype(np.float64)},
+    ]  # fmt: skip
+    for change in changes:
+        (tmp_path / "p.safetensors").write_bytes(deploy.sealed(arrays | change, metadata["gpi"]))
+        with pytest.raises(FileError, match="policy"):
+            gpi.load(tmp_path / "p.safetensors")

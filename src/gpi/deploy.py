@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -61,8 +62,14 @@ def save(path: Path, theta: Any, normaliser: Any, about: dict[str, str]) -> None
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
     arrays["returns/std"] = std(normaliser.returns)
-    header = {"gpi": json.dumps({"format": FORMAT, **about})}
-    files.write(path, files.encode({name: np.asarray(x) for name, x in arrays.items()}, header))
+    text = json.dumps({"format": FORMAT, **about})
+    files.write(path, sealed({name: np.asarray(x) for name, x in arrays.items()}, text))
+
+
+def sealed(arrays: dict[str, np.ndarray], text: str) -> bytes:
+    """A policy's file with the hash of all it says: no other bytes say the same, so damage does not go unseen."""
+    digest = hashlib.sha256(files.encode(arrays, {"gpi": text})).hexdigest()
+    return files.encode(arrays, {"gpi": text, "sha256": digest})
 
 
 def load(path: str | Path, seed: int | None = None) -> Policy:
@@ -76,10 +83,14 @@ def load(path: str | Path, seed: int | None = None) -> Policy:
     if not path.exists():
         raise UsageError(f"{path} does not exist; name a policy file or a run directory")
     try:
-        arrays, metadata = files.decode(files.read(path.parent, path.name, SIZE_LIMIT), finite=True)
-        about = files.parse_json(metadata.get("gpi", "{}").encode(), "the description")
+        data = files.read(path.parent, path.name, SIZE_LIMIT)
+        arrays, metadata = files.decode(data, finite=True)
+        text = metadata.get("gpi", "{}")
+        about = files.parse_json(text.encode(), "the description")
         if about.get("format") != FORMAT or not all(isinstance(fact, str) for fact in about.values()):
             raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(about)})")
+        if data != sealed(arrays, text):
+            raise FileError("damaged (expected the hash of its own content, found another)")
         return assemble(arrays, about)
     except FileError as error:
         raise FileError(f"policy {path}: {error}") from error

@@ -206,8 +206,9 @@ def improve_natural(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: S
     holds = keeps_guarantee(theta_k, s, hyper)
 
     def accept(theta: Theta) -> Array:
-        # A comparison with NaN is False, so a step with NaN objective or divergence is refused.
-        inside = (divergence(policy(theta)) <= radius) & (objective(theta) >= start)
+        # A comparison with NaN is False, so a step with NaN objective or divergence is refused; infinity needs saying.
+        reached = objective(theta)
+        inside = (divergence(policy(theta)) <= radius) & (reached >= start) & jnp.isfinite(reached)
         return inside & holds(theta) if strict else inside
 
     def climbed(theta: Theta) -> Array:
