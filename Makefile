@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow lint bench clean
+.PHONY: help setup train test test-slow reliability lint bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 18
@@ -43,6 +43,10 @@ test: lint ## check style and types, then run the quick tests
 
 test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m slow
+
+reliability: setup ## kill, corrupt and fill up: the full numbers of docs/reliability.md, which take an hour on 2 cores
+	$(BIN)/pytest -m slow tests/test_files.py tests/test_resume.py
+	$(BIN)/python benchmarks/reliability.py
 
 lint: setup ## check style and types
 	$(BIN)/ruff check
