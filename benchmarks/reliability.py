@@ -1,8 +1,8 @@
-"""The numbers of docs/run-directory.md: runs that are killed, moved, raced for or out of disk end bit for bit the same.
+"""The numbers of docs/reliability.md: runs that are killed, moved, raced for or out of disk end bit for bit the same.
 
     python benchmarks/reliability.py                        # everything: hours on 2 cores, minutes on 16
     python benchmarks/reliability.py --only kills chain     # some parts
-    python benchmarks/reliability.py --only kills --trials 20 --record /tmp/try.jsonl
+    python benchmarks/reliability.py --only kills --trials 20 --record try.jsonl
     python benchmarks/reliability.py --trial-seed 37        # one trial again, the one that a failure named
     python benchmarks/reliability.py --only replay --match humanoid
 

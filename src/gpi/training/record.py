@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def hold(directory: Path) -> Iterator[None]:
             if same_file(fd, path):  # or another process removed it between our opening and locking it
                 break
         except BlockingIOError:
-            holder = os.read(fd, 200).decode(errors="replace").strip() or "another process"
+            holder = holder_of(fd)
             os.close(fd)
             raise LockedError(f"{directory} is in use by {holder}; wait until it ends, or stop it") from None
         os.close(fd)
@@ -96,6 +97,15 @@ def hold(directory: Path) -> Iterator[None]:
         with suppress(OSError):
             os.ftruncate(fd, 0)
         os.close(fd)
+
+
+def holder_of(fd: int) -> str:
+    """Who holds a lock, once it has had a moment to write its name."""
+    for _ in range(20):
+        if name := os.pread(fd, 200, 0).decode(errors="replace").strip():
+            return name
+        time.sleep(0.05)
+    return "another process"
 
 
 def same_file(fd: int, path: Path) -> bool:
