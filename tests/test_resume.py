@@ -28,7 +28,7 @@ from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, DivergedError, FileError, LockedError, UsageError
 from gpi.training import checkpoint, loop, runtime, train
 from gpi.training.config import Config, config_of
-from gpi.training.record import LOCK, Table, claim, hold, read
+from gpi.training.record import LOCK, Table, claim, hold, read, same_file
 
 TASK = "cartpole-balance"
 TINY: dict[str, Any] = {"seeds": 2, "n": 1000, "hidden": (8,), "epochs": 1, "minibatches": 4, "checkpoint_every": 2}
@@ -367,6 +367,15 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path, capsys: pytest.CaptureFi
         pass
 
 
+def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path: Path):
+    with (tmp_path / LOCK).open("w") as file:
+        assert same_file(file.fileno(), tmp_path / LOCK)
+        (tmp_path / LOCK).unlink()
+        assert not same_file(file.fileno(), tmp_path / LOCK)
+        (tmp_path / LOCK).touch()
+        assert not same_file(file.fileno(), tmp_path / LOCK)
+
+
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path):
     with pytest.raises(UsageError), claim(tmp_path / "a" / "run"):
         raise UsageError("the environment is missing")
@@ -374,6 +383,19 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path):
 
 
 # --- disks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_cut_back_to_where_it_was(tmp_path: Path):
+    table = Table(tmp_path / "t.csv", ("a", "b"))
+    table.add([(1, 2)])
+    size = table.sync()
+    table.add([(3, 4), (5, 6)])
+    table.close()
+    table = Table(tmp_path / "t.csv", ("a", "b"), size)
+    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n"
+    table.add([(7, 8)])
+    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n7,8\n"
+    table.close()
 
 
 def full_at(name: str, passage: int) -> Any:
@@ -469,15 +491,14 @@ def test_a_fault_freezes_its_seed_and_touches_no_other(trainer: Any, x64: None):
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, seeds: list[int], iteration: int, stage: int) -> None:
-    """From an iteration on, NaN comes into some members' arithmetic."""
+    """In one iteration, NaN comes into some members' arithmetic; later ones would be sound again."""
     iterations = loop.Trainer.iterations
 
     def wrapped(self: Any, steps: int) -> Iterator[Any]:
         for it in iterations(self, steps):
-            if it.k == iteration - 1:
-                inject = np.zeros((len(self.hyper.freeze), len(faults.STAGES)), np.float32)
-                inject[seeds, stage] = np.nan
-                self.hyper = self.hyper._replace(inject=jax.device_put(inject, self.sharded))
+            inject = np.zeros((len(self.hyper.freeze), len(faults.STAGES)), np.float32)
+            inject[seeds, stage] = np.nan if it.k == iteration - 1 else 0.0
+            self.hyper = self.hyper._replace(inject=jax.device_put(inject, self.sharded))
             yield it
 
     monkeypatch.setattr(loop.Trainer, "iterations", wrapped)

@@ -220,7 +220,7 @@ def test_ctrl_c_ends_cleanly_with_everything_written(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and errors == "", errors
-    assert "interrupted" in printed and "steps/s" in printed
+    assert f"`gpi resume {out}` continues exactly" in printed and "steps/s" in printed
     done = json.loads((out / "DONE").read_text())
     assert not done["complete"] and done["iterations"] >= 2
     assert len(rows(metrics)) == 2 * done["iterations"] and metrics.read_text().endswith("\n")
