@@ -211,6 +211,8 @@ def test_drift_is_refused_by_name_unless_allowed(
     '{"config": {"task": "cartpole-balance", "hidden": ["8"]}, "runtime": {"PJRT_NPROC": ""}}',
     '{"config": {"task": "cartpole-balance", "shell": 1}, "runtime": {"PJRT_NPROC": ""}}',
     '{"config": {"task": "cartpole-balance"}, "runtime": {"PJRT_NPROC": "-3"}}',
+    '{"config": {"task": "cartpole-balance"}, "runtime": {"PJRT_NPROC": "99999999999"}}',
+    '{"config": {"task": "cartpole-balance"}, "runtime": "PJRT_NPROC"}',
 ])  # fmt: skip
 def test_a_configuration_that_is_none_is_one_line(text: str, run: Path, capsys: pytest.CaptureFixture[str]):
     (run / "config.json").write_text(text)
@@ -290,8 +292,11 @@ def test_a_replay_that_goes_wrong_is_noticed(run: Path, monkeypatch: pytest.Monk
         (run / name / "manifest.json").unlink()
     seeds = train.seeds_of
     monkeypatch.setattr(train, "seeds_of", lambda config: [seed + 1 for seed in seeds(config)])
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     with pytest.raises(FileError, match="replayed environments"):
-        gpi.resume(run, quiet=True)
+        gpi.resume(run, quiet=True, steps=9000)
+    after = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert after == before, "refused, so untouched"
     gpi.resume(run, quiet=True, allow_drift=True)
     assert not json.loads((run / "DONE").read_text())["exact"]
 

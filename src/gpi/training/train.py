@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -194,12 +195,15 @@ def carry_on(
                     f"{directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
                 )
             pool = make_pool(config)
-            exact = about.get("exact", True) and not drift
-            write_config(directory, config, devices, about, exact)
-            (directory / "DONE").unlink(missing_ok=True)
+            exact = about.get("exact") is not False and not drift
+            if not resuming:
+                write_config(directory, config, devices, about, exact)
             progress.say(headline(config, devices, directory))
             trainer = Trainer(config, pool, devices)
-            recorder, exact = saver.restore(trainer, exact, allow_drift) if resuming else (None, exact)
+            if resuming:  # what is refused stays untouched: only now is anything written
+                recorder, exact = saver.restore(trainer, exact, allow_drift)
+                write_config(directory, config, devices, about, exact)
+                (directory / "DONE").unlink(missing_ok=True)
             if recorder is None:
                 trainer.warm_up()
                 recorder = Recorder(directory, config)
@@ -265,7 +269,6 @@ class Saver:
             raise FileError(
                 f"{self.directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
             )
-        recorder = restored(self.directory, trainer.config, found)
         if not trainer.restore(found.arrays):
             what = "the replayed environments show other observations than they had shown"
             if not allow_drift:
@@ -274,7 +277,7 @@ class Saver:
             exact = False
         self.saved = found.iteration
         self.progress.say(f"resuming after iteration {found.iteration}")
-        return recorder, exact
+        return restored(self.directory, trainer.config, found), exact
 
     def save(self, trainer: Any, recorder: Recorder) -> None:
         """A checkpoint of everything, now."""
@@ -310,8 +313,8 @@ def read_config(directory: Path) -> tuple[Config, dict[str, Any]]:
     try:
         about = files.parse_json(files.read(directory, "config.json", files.JSON_LIMIT), "config.json")
         threads = about["runtime"]["PJRT_NPROC"]
-        if not isinstance(threads, str) or (threads and not threads.isdecimal()):
-            raise UsageError(f"PJRT_NPROC = {threads!r} must be a number")
+        if not isinstance(threads, str) or not re.fullmatch(r"[0-9]{0,4}", threads):
+            raise UsageError(f"PJRT_NPROC = {str(threads)[:80]!r} must be a number of threads")
         return config_of(about["config"]), about
     except (UsageError, FileError, KeyError, TypeError) as error:
         raise FileError(f"{directory}: config.json cannot be used: {error}") from error
