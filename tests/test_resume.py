@@ -116,6 +116,19 @@ def test_the_bits_do_not_depend_on_the_visible_cores(tmp_path: Path):
     assert_same(tmp_path / "two", tmp_path / "one", SAME)
 
 
+def test_the_first_signal_is_remembered_and_the_second_ends_at_once(monkeypatch: pytest.MonkeyPatch):
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    interrupt = train.Interrupt()
+    interrupt(signal.SIGINT, None)
+    assert interrupt.signal == signal.SIGINT
+    with pytest.raises(SystemExit) as stop:
+        interrupt(signal.SIGTERM, None)
+    assert stop.value.code == 143
+
+
 # --- resumed ------------------------------------------------------------------------------------------------------
 
 
