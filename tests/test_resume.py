@@ -151,6 +151,17 @@ def test_a_run_in_two_parts_is_the_run_in_one(algorithm: str, tmp_path: Path):
     assert json.loads((part.dir / "DONE").read_text())["exact"]
 
 
+def test_members_that_only_fill_devices_are_not_saved(tmp_path: Path):
+    """Three seeds on two devices: the fourth place is filled, and a run in two parts is still the run in one."""
+    settings: dict[str, Any] = {**TINY, "quiet": True, "seeds": 3}
+    whole = gpi.train("geppo", TASK, steps=4000, out=tmp_path / "whole", **settings)
+    part = gpi.train("geppo", TASK, steps=2000, out=tmp_path / "part", **settings)
+    gpi.resume(part.dir, steps=4000, quiet=True)
+    assert_same(whole.dir, part.dir, (*SAME, "policy-2.safetensors", "ckpt-000000004/arrays.safetensors"))
+    arrays, _ = files.decode((whole.dir / "ckpt-000000004" / "arrays.safetensors").read_bytes())
+    assert {len(x) for name, x in arrays.items() if name.startswith("state/")} == {3}
+
+
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six iterations of two seeds, checkpoints at 2, 4 and 6."""
@@ -209,10 +220,10 @@ def test_drift_is_refused_by_name_unless_allowed(
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"{what} was" in err and "--allow-drift" in err
     assert {name: (run / name).read_bytes() for name in before} == before, "refused, so untouched"
-    if what != "devices":  # another layout has other arrays, and cannot be continued at all
-        assert cli.main(["resume", str(run), "--allow-drift"]) == 0
-        assert not json.loads((run / "DONE").read_text())["exact"]
-        assert not json.loads((run / "config.json").read_text())["exact"]
+    assert cli.main(["resume", str(run), "--allow-drift"]) == 0
+    assert "resuming after iteration 2" in capsys.readouterr().out
+    assert not json.loads((run / "DONE").read_text())["exact"]
+    assert not json.loads((run / "config.json").read_text())["exact"]
 
 
 @pytest.mark.parametrize("text", [

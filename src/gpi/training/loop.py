@@ -324,12 +324,17 @@ class Trainer:
             yield Iteration(self.done, raw, metrics, audit, fault, collected - start, learned - collected)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Everything the next iteration depends on, as arrays by name."""
-        return named(jax.device_get(self._everything()))
+        """Everything the next iteration depends on, as arrays by name; without the members that only fill devices."""
+        everything = jax.device_get(self._everything())
+        return named(everything | {"state": jax.tree.map(lambda x: x[: self.config.seeds], everything["state"])})
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and type of every array of a snapshot."""
-        return {name: (x.shape, np.dtype(x.dtype)) for name, x in named(self._everything()).items()}
+        """Shape and type of every array of a snapshot; the devices have no say in it."""
+
+        def shape(name: str, x: Any) -> tuple[int, ...]:
+            return (self.config.seeds, *x.shape[1:]) if name.startswith("state/") else x.shape
+
+        return {name: (shape(name, x), np.dtype(x.dtype)) for name, x in named(self._everything()).items()}
 
     def _everything(self) -> Any:
         state = self.state._replace(key=jax.random.key_data(self.state.key))
@@ -340,8 +345,9 @@ class Trainer:
         """Continue from a snapshot: returns whether the replayed environments show exactly what they had shown."""
         now = self._everything()
         saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
-        key = jax.random.wrap_key_data(jnp.asarray(saved["state"].key), impl="threefry2x32")
-        self.state = jax.device_put(saved["state"]._replace(key=key), self.sharded)
+        state = jax.tree.map(lambda x: np.concatenate([x, *[x[-1:]] * self.padding]), saved["state"])
+        key = jax.random.wrap_key_data(jnp.asarray(state.key), impl="threefry2x32")
+        self.state = jax.device_put(state._replace(key=key), self.sharded)
         self.batches, self.done = int(saved["counters"]["batches"]), int(saved["counters"]["done"])
         obs = self._replay(saved["journey"])
         self.feed = jax.tree.map(jnp.asarray, saved["feed"])
