@@ -253,6 +253,19 @@ def test_changed_settings_are_refused_by_name(run: Path):
         gpi.resume(run, quiet=True)
 
 
+def test_the_manifest_says_where_a_checkpoint_comes_from(short: Path, tmp_path: Path):
+    identity = checkpoint.identity_of(short / "ckpt-000000006")
+    assert {"jax", "jaxlib", "envpool", "python", "gpi-rl"} <= set(identity["versions"])
+    assert set(identity["runtime"]) == {"XLA_FLAGS", "PJRT_NPROC"} and identity["devices"] == ["cpu:0", "cpu:1"]
+
+    def hash_of(**settings: Any) -> str:
+        saver = train.Saver(tmp_path, Config(TASK, "geppo", **{**TINY, **settings}), {}, None)  # type: ignore[arg-type]
+        return saver.identity["config_hash"]
+
+    assert identity["config_hash"] == hash_of() == hash_of(steps=5) == hash_of(checkpoint_every=7)
+    assert identity["config_hash"] != hash_of(gamma=0.9), "neither --out nor --steps is part of it, all else is"
+
+
 def test_settings_survive_the_file():
     config = Config(TASK, "getrpo", hidden=(32, 16), kappa=1.0)
     assert config_of(json.loads(json.dumps(train.dataclasses.asdict(config)))) == config

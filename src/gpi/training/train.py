@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -245,11 +246,13 @@ class Saver:
         self.directory, self.progress = directory, progress
         free = ("steps", "checkpoint_every")  # may change without changing what an iteration computes
         settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
-        self.identity = json.loads(json.dumps(identity | {"config": settings}))
+        text = json.dumps(settings, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self.identity = identity | {"config": json.loads(text), "config_hash": digest}
         self.saved = -1
 
     def drift(self) -> list[str]:
-        """What differs between the newest readable checkpoint and now, each as `jax 0.10.2 -> 0.11.0`."""
+        """What differs between the newest readable checkpoint and now, each as `jax was 0.10.2, is 0.11.0`."""
         for path in checkpoint.saved(self.directory):
             with suppress(FileError):
                 return differences(checkpoint.identity_of(path), self.identity)
@@ -304,7 +307,8 @@ def restored(directory: Path, config: Config, found: Checkpoint) -> Recorder:
 def differences(then: Any, now: Any, name: str = "") -> list[str]:
     """What differs between two nested objects, by the innermost names."""
     if isinstance(then, dict) and isinstance(now, dict):
-        return [line for key in {**then, **now} for line in differences(then.get(key), now.get(key), key)]
+        names = [key for key in {**then, **now} if key != "config_hash"]  # the settings themselves say more
+        return [line for key in names for line in differences(then.get(key), now.get(key), key)]
     return [] if then == now else [f"{name} was {then}, is {now}"]
 
 
