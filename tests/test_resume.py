@@ -350,7 +350,7 @@ def test_no_two_runs_of_the_study_share_randomness():
 # --- one directory, one process -----------------------------------------------------------------------------------
 
 RACER = """
-import sys, time
+import sys
 from pathlib import Path
 from gpi.errors import LockedError
 from gpi.training.record import claim

@@ -12,19 +12,19 @@ from matplotlib.figure import Figure
 
 from gpi.figures import COLOURS, thousands
 from gpi.training.record import Run
-from gpi.training.summary import BOUNDS, AuditSummary, columns, percent, summarise
+from gpi.training.summary import BOUNDS, AuditSummary, columns, percent
 
 NAMES = {"penalty": "TV to prior policies, eq (11)", "tv": "one-step TV, eq (7)", "kl": "KL, eq (16)"}
 KEPT, BROKEN = "#009E73", "#D55E00"
 WINDOWS = 60  # points of a curve: each the mean and the range of so many windows of training
 
 
-def audit_figure(runs: Sequence[Run], path: Path) -> None:
+def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: Path) -> None:
     """A column per run: share inside each bound, each distance over its bound, TV by age, effective sample size."""
     figure = Figure(figsize=(1.2 + 3.5 * len(runs), 11.5), layout="constrained")
     axes = figure.subplots(4, len(runs), squeeze=False, sharey="row", height_ratios=(0.75, 1, 1, 0.75))
-    for run, column in zip(runs, axes.T, strict=True):
-        draw_run(run, summarise(run), list(column))
+    for run, summary, column in zip(runs, summaries, axes.T, strict=True):
+        draw_run(run, summary, list(column))
     for row, text in enumerate(
         ("updates inside the bound", "measured / allowed", "expected TV to pi_{k-i}", "realised / nominal\nsample size")
     ):

@@ -215,7 +215,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
         from gpi.audit_figures import audit_figure
 
         path = picture(parsed.out or runs[0].dir / "audit.png")
-        audit_figure(runs, path)
+        audit_figure(runs, summaries, path)
         print(f"figure: {path}", file=sys.stderr if parsed.json else sys.stdout)
     return 0
 

@@ -191,10 +191,8 @@ def carry_on(
             devices = runtime.devices(config)
             saver = Saver(directory, config, runtime.identity(devices), progress)
             drift = saver.drift() if resuming else []
-            if drift and not allow_drift:
-                raise FileError(
-                    f"{directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
-                )
+            if not allow_drift:
+                saver.refuse(drift)
             pool = make_pool(config)
             exact = about.get("exact") is not False and not drift
             if not resuming:
@@ -258,6 +256,13 @@ class Saver:
                 return differences(checkpoint.identity_of(path), self.identity)
         return []
 
+    def refuse(self, drift: list[str]) -> None:
+        """Nothing, unless something differs: then one line that names it."""
+        if drift:
+            raise FileError(
+                f"{self.directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
+            )
+
     def restore(self, trainer: Any, exact: bool, allow_drift: bool) -> tuple[Recorder | None, bool]:
         """Bring a new trainer to the newest valid checkpoint; returns its tables, or None if there is none."""
         layout = trainer.layout()
@@ -268,10 +273,8 @@ class Saver:
         if found is None:
             self.progress.say("no valid checkpoint: starting from the beginning")
             return None, True
-        if not allow_drift and (drift := differences(found.identity, self.identity)):
-            raise FileError(
-                f"{self.directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
-            )
+        if not allow_drift:
+            self.refuse(differences(found.identity, self.identity))
         if not trainer.restore(found.arrays):
             what = "the replayed environments show other observations than they had shown"
             if not allow_drift:
