@@ -20,7 +20,7 @@ from typing import Any
 
 from gpi.core.plan import ALGORITHMS
 from gpi.training import runtime
-from gpi.training.config import Config
+from gpi.training.config import Config, resolved
 
 RECORD = Path(__file__).with_name("audit_cost.jsonl")
 PROMISE = 0.05
@@ -34,7 +34,7 @@ def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[floa
     from gpi.training import loop
     from gpi.training.train import Recorder, make_pool
 
-    config = Config("cheetah-run", algorithm)
+    config = resolved(Config("cheetah-run", algorithm))
     full = loop.learn
 
     def bare(*arguments: Any) -> Any:

@@ -377,6 +377,7 @@ def replayed(task: str) -> Job:
     import jax
     import numpy as np
 
+    from gpi.envs import pool
     from gpi.training import loop, train
     from gpi.training.config import Config
 
@@ -403,15 +404,16 @@ def replayed(task: str) -> Job:
                 first._prepare()
                 if saved is not None:
                     second = collector(reset_each_batch)
-                    cuts, same = cuts + 1, same + (second.restore(saved) and leaves(second.gather()) == expected)
+                    cuts, same = cuts + 1, same + (second.restore(saved).all() and leaves(second.gather()) == expected)
                     second.pool.close()
         five, batches = collector(False, seeds=5), -(-1_000_000 // 1024) + 2  # two of warm-up
-        actions = np.random.default_rng(0).uniform(-1, 1, five.journey.actions.shape).astype(np.float32)
+        shape = (999, *five.place.actions.shape[1:])
+        actions, each = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32), np.ones(5, np.int64)
         lives = [(2 * batches + 1, 0), (batches * 1024 // 1001 + 1, 999)]  # the second: the longest episode to redo
         seconds = []
         for resets, calls in lives:
             began = time.perf_counter()
-            five._replay(loop.Journey(np.array(resets), np.array(calls), actions))
+            five._replay(pool.Place(resets * each, calls * each, each, actions))
             seconds.append(round(time.perf_counter() - began, 3))
     ok = same == cuts and max(seconds) <= REPLAY_BAR
     note = f"{same}/{cuts} identical; 1M steps in {seconds[0]:.2f} s, without resets {seconds[1]:.2f} s"

@@ -118,6 +118,8 @@ class ProbeState(NamedTuple):
 class Probe:
     """A `Pool` of N environments that follow `PROBES[name]`."""
 
+    compiled = True
+
     def __init__(self, name: str, num_envs: int, seed: int = 0, horizon: int | None = None):
         """Environment i depends on `seed` and i only; `horizon` replaces that of the rules."""
         self.rules = PROBES[name]

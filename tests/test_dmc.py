@@ -19,7 +19,7 @@ import pytest
 from probes import PROBES, Probe
 from scipy.spatial.transform import Rotation
 
-from gpi.envs import dmc
+from gpi.envs import dmc, native
 from gpi.envs.pool import Pool, Step
 from gpi.envs.seeds import MAX_ENVS, MAX_SEED, env_seeds
 from gpi.errors import UsageError
@@ -27,7 +27,7 @@ from gpi.errors import UsageError
 ALGORITHMS = ("ppo", "trpo", "vmpo", "geppo", "getrpo", "gevmpo")
 SEEDS = (7, 11)
 Observation = dict[str, np.ndarray]
-Make = Callable[..., dmc.DmcPool]
+Make = Callable[..., native.NativePool]
 
 each_task = pytest.mark.parametrize("task", dmc.TASKS)
 each_probe = pytest.mark.parametrize("name", PROBES)
@@ -41,9 +41,9 @@ def x64() -> Iterator[None]:
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    pools: list[dmc.DmcPool] = []
+    pools: list[native.NativePool] = []
 
-    def make(task: str, seeds: tuple[int, ...] = SEEDS, num_threads: int = 1) -> dmc.DmcPool:
+    def make(task: str, seeds: tuple[int, ...] = SEEDS, num_threads: int = 1) -> native.NativePool:
         pools.append(dmc.make(task, seeds, num_threads))
         return pools[-1]
 
@@ -424,10 +424,10 @@ def test_optimal_values_of_probes_are_what_optimal_actions_earn(name: str) -> No
     handle, obs = pool.reset(pool.handle)
     expected = pool.optimal_value(obs, gamma)
     best = pool.optimal_action(obs)  # no observation that matters for actions changes within an episode
-    actions = jnp.broadcast_to(jnp.zeros_like(obs) if best is None else best, (pool.spec.horizon, 5, 1))
+    actions = jnp.broadcast_to(jnp.zeros_like(obs) if best is None else best, (pool.rules.horizon, 5, 1))
     _, steps = run(pool, handle, actions)
-    earned = gamma ** np.arange(pool.spec.horizon) @ np.asarray(steps.reward)
-    bootstrap = gamma**pool.spec.horizon * np.asarray(pool.optimal_value(steps.obs[-1], gamma))
+    earned = gamma ** np.arange(pool.rules.horizon) @ np.asarray(steps.reward)
+    bootstrap = gamma**pool.rules.horizon * np.asarray(pool.optimal_value(steps.obs[-1], gamma))
     np.testing.assert_allclose(earned + steps.truncated[-1] * bootstrap, expected, rtol=1e-6)
     assert expected.dtype == np.float32
 
@@ -503,8 +503,7 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ModuleNotFoundError("No module named 'envpool'", name="envpool"),
-            "module 'envpool' is missing, but the DeepMind Control tasks need EnvPool 1.2.5; "
-            "run `pip install envpool==1.2.5`",
+            "module 'envpool' is missing, but this task needs EnvPool 1.2.5; run `pip install envpool==1.2.5`",
         ),
     ],
 )

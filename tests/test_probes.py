@@ -1,5 +1,7 @@
 """All six algorithms solve tiny environments whose optimal values and actions are known."""
 
+from itertools import islice
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,7 @@ def solve(algorithm: str, probe: str) -> Trainer:
     pool = Probe(probe, MEMBERS * ENVS, horizon=3 if probe == "time-limit" else None)
     trainer = Trainer(config, pool, jax.local_devices()[:MEMBERS])
     trainer.warm_up()
-    for it in trainer.iterations(trainer.plan.steps * 40):
+    for it in islice(trainer.iterations(10**9), 40):
         assert all(np.isfinite(x).all() for x in it.metrics), "a NaN reward of an auto-reset got through"
     return trainer
 

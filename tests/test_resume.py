@@ -27,7 +27,7 @@ from gpi.envs.dmc import TASKS
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, DivergedError, FileError, LockedError, UsageError
 from gpi.training import checkpoint, loop, runtime, train
-from gpi.training.config import Config, config_of
+from gpi.training.config import Config, config_of, resolved
 from gpi.training.record import LOCK, Table, claim, hold, read, same_file
 
 TASK = "cartpole-balance"
@@ -305,7 +305,7 @@ def replay(task: str, batches: int, reset_each_batch: bool) -> tuple[float, bool
         seconds = time.perf_counter() - begin
         found = second.gather()
     same = jax.tree.map(lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes(), expected, found)
-    return seconds, exact and all(jax.tree.leaves(same))
+    return seconds, bool(exact.all()) and all(jax.tree.leaves(same))
 
 
 @pytest.mark.parametrize(("task", "reset_each_batch"), [
@@ -501,7 +501,7 @@ def member(tree: Any, p: int) -> list[bytes]:
 def trainer(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A population after two iterations, its next batch, and what a sound iteration makes of it."""
     with jax.enable_x64(True):
-        config = Config(TASK, request.param, **TINY)
+        config = resolved(Config(TASK, request.param, **TINY))
         trainer = loop.Trainer(config, make_pool(config), jax.local_devices()[:2])
         trainer.warm_up()
         for _ in trainer.iterations(2 * trainer.plan.steps):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,17 @@ from gpi.core.plan import ALGORITHMS
 from gpi.core.policy import init_phi, init_theta
 from gpi.envs import dmc
 from gpi.training import loop
-from gpi.training.config import Config, validate
+from gpi.training.config import Config, resolved
 from gpi.training.record import METRICS, EpisodeLog
 from gpi.training.rollout import shape_of
-from gpi.training.train import make_pool, total_steps
+from gpi.training.train import make_pool
 
 SOURCE = Path(gpi.__file__).parent
 TASK = "cartpole-balance"
 
 
 def trainer_of(config: Config) -> loop.Trainer:
+    config = resolved(config)
     return loop.Trainer(config, make_pool(config), jax.local_devices()[: min(2, config.seeds)])
 
 
@@ -150,7 +152,7 @@ def test_policy_acts_as_it_was_trained(run: gpi.Run, x64: None):
     action = policy(obs)
     assert action.shape == (4, 1) and np.abs(action).max() <= 1
     np.testing.assert_allclose(gpi.load(run.dir, 8)(obs[0]), action[0], rtol=1e-5)
-    with pytest.raises(gpi.UsageError, match="NaN"):
+    with pytest.raises(ValueError, match="NaN"):
         policy(np.full(5, np.nan))
     with pytest.raises(gpi.UsageError, match="seed 3"):
         run.policy(3)
@@ -168,13 +170,6 @@ def test_members_do_not_depend_on_their_neighbours(x64: None):
     np.testing.assert_allclose(results[0][1:], results[1][1:], rtol=1e-2)
 
 
-@pytest.mark.parametrize(("algorithm", "steps", "expected"), [
-    ("geppo", 1_000_000, 977 * 1024), ("ppo", 1_000_000, 489 * 2048), ("geppo", 1, 1024), ("ppo", 2048, 2048),
-])  # fmt: skip
-def test_a_run_takes_whole_iterations(algorithm: str, steps: int, expected: int):
-    assert total_steps(Config(task=TASK, algorithm=algorithm, steps=steps)) == expected
-
-
 @pytest.mark.parametrize("T", [1, 999, 1000, 1001, 1024, 2000, 2001, 2048])
 def test_exactly_n_transitions_where_each_batch_starts_with_a_reset(T: int):
     shape = shape_of(1, 1, T, 1000, reset_each_batch=True)
@@ -184,12 +179,11 @@ def test_exactly_n_transitions_where_each_batch_starts_with_a_reset(T: int):
 
 def test_batches_without_reset_carry_episodes_over_and_mask_the_reset_rows(x64: None):
     config = Config(task=TASK, seeds=2, n=300, num_envs=1, reset_each_batch=False, hidden=(8,), epochs=1, minibatches=4)
-    validate(config)
     trainer = trainer_of(config)
     trainer.warm_up()
     log = EpisodeLog(2, 1, reset_each_batch=False)
     ended, invalid = [], 0
-    for it in trainer.iterations(300 * 6):
+    for it in islice(trainer.iterations(10**6), 6):
         ended += log.finish(it.raw, np.zeros(2, bool))[0]
         invalid += int((~it.raw.valid).sum())
     # 600 steps of warm-up, 400 to the first end, a reset that is no transition, 1,000 to the second end.
@@ -273,7 +267,7 @@ def test_arrows_go_down_only():
             assert not ours & {"envs", "training", "study", "deploy", "cli"}, name
         if name.startswith("theory/"):
             assert not ours & {"core"} and not any(m.startswith("jax") for m in used), name
-        if name != "envs/dmc.py":
+        if name != "envs/native.py":
             assert not any(m.split(".")[0] == "envpool" for m in used), name
         if "figures" not in name:
             assert not any(m.split(".")[0] == "matplotlib" for m in used), name

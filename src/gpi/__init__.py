@@ -5,13 +5,14 @@ Importing this package changes no global setting and does not start JAX.
 
 from gpi.deploy import Policy, load
 from gpi.errors import GpiError, UsageError
+from gpi.evaluate import Evaluation, evaluate
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
-from gpi.training.api import resume, train
+from gpi.training.api import audit, resume, train
 from gpi.training.config import Config
 from gpi.training.record import Run
 
 __version__ = "0.1.0"
 __all__ = [
-    "Config", "GpiError", "Mixture", "Policy", "Run", "UsageError", "load", "mixture", "resume", "train",
-    "uniform_mixture",
+    "Config", "Evaluation", "GpiError", "Mixture", "Policy", "Run", "UsageError", "audit", "evaluate", "load",
+    "mixture", "resume", "train", "uniform_mixture",
 ]  # fmt: skip

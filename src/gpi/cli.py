@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
+import tempfile
 import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gpi.envs import dmc
-from gpi.errors import GpiError, UsageError
+from gpi.cli_policies import ENV, add_eval, add_export, add_record
+from gpi.envs import dmc, native
+from gpi.errors import EnvironmentFault, GpiError, UsageError
 from gpi.theory.mixture import Mixture, mixture
 from gpi.training.config import Config
 from gpi.training.record import Run
@@ -25,10 +28,17 @@ EXIT_CODES = """exit codes:
   5 disk full or not writable   6 the environment broke its contract  7 every seed diverged
   130, 143 interrupted or terminated, everything saved: `gpi resume DIR` continues
 """
+TENSORBOARD = "also write TensorBoard events, into tb/ of the run directory"
 EXAMPLES = """examples:
   gpi train cheetah-run --algorithm geppo --seeds 5
   gpi train finger-spin --algorithm getrpo --kappa 0.5 --steps 300000 --out runs/spin
+  gpi train Pendulum-v1 --steps 200000
+  gpi check my_module:MyEnv-v0
+  gpi train my_module:MyEnv-v0 --num-envs 4 --backend processes
   gpi resume runs/spin
+  gpi eval runs/spin --episodes 100
+  gpi record runs/spin --out spin.mp4
+  gpi export runs/spin --format onnx
   gpi plot runs/a runs/b
   gpi audit runs/a runs/b --out audit.png
   gpi mixture --B 2 --kappa 0.5 --json
@@ -47,13 +57,30 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parsed = parser().parse_args(arguments)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that my_module:MyEnv-v0 is found where one is
     try:
         return parsed.run(parsed)
     except GpiError as error:
-        print(f"gpi: {error}", file=sys.stderr)
+        print(f"gpi: {error}{kept_traceback(error)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         return 0
+
+
+def kept_traceback(error: GpiError) -> str:
+    """Where the traceback of a user's environment is, if it raised and no run directory has it."""
+    if not isinstance(error, EnvironmentFault) or "(traceback: " in str(error):
+        return ""
+    from gpi.envs.checks import traceback_of
+
+    text = traceback_of(error)
+    if text is None:
+        return ""
+    fd, path = tempfile.mkstemp(prefix="gpi-environment-error-", suffix=".txt")
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+    return f" (traceback: {path})"
 
 
 def parser() -> Parser:
@@ -68,6 +95,10 @@ def parser() -> Parser:
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     add_train(verbs)
     add_resume(verbs)
+    add_check(verbs)
+    add_eval(verbs)
+    add_record(verbs)
+    add_export(verbs)
     add_plot(verbs)
     add_audit(verbs)
     add_mixture(verbs)
@@ -86,6 +117,7 @@ def add_train(verbs: Any) -> None:
     for field in dataclasses.fields(Config):
         add_setting(verb, field, kinds[field.name])
     verb.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
+    verb.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     verb.set_defaults(run=run_train)
 
 
@@ -98,7 +130,7 @@ def add_setting(verb: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
     option = "--" + field.name.replace("_", "-")
     shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
     text = f"{text} (default: {shown})"
-    if kind is bool:
+    if kind in (bool, bool | None):
         verb.add_argument(option, default=field.default, action=argparse.BooleanOptionalAction, help=text)
         return
     kind = units if isinstance(kind, types.GenericAlias) else whole if kind is int else kind
@@ -120,10 +152,11 @@ def units(text: str) -> tuple[int, ...]:
 
 def run_train(parsed: argparse.Namespace) -> int:
     """Train, then say where everything is."""
-    from gpi.training.train import train
+    from gpi.training.api import with_tensorboard
+    from gpi.training.train import Guests, train
 
     config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
-    return closing(*train(config, parsed.out))
+    return closing(*train(config, parsed.out, guests=Guests(callbacks=with_tensorboard((), parsed.tensorboard))))
 
 
 def closing(run: Run, signal: int | None) -> int:
@@ -156,14 +189,44 @@ def add_resume(verbs: Any) -> None:
         "--allow-drift", action="store_true",
         help="continue although versions, threads or layout changed; the run is then marked as no longer exact",
     )  # fmt: skip
+    verb.add_argument("--env", default="", help=ENV)
+    verb.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     verb.set_defaults(run=run_resume)
 
 
 def run_resume(parsed: argparse.Namespace) -> int:
     """Resume, then say where everything is."""
-    from gpi.training.train import resume
+    from gpi.training.api import with_tensorboard
+    from gpi.training.train import Guests, resume
 
-    return closing(*resume(parsed.run_dir, parsed.steps, parsed.allow_drift))
+    guests = Guests(callbacks=with_tensorboard((), parsed.tensorboard))
+    return closing(*resume(parsed.run_dir, parsed.steps, parsed.allow_drift, env=parsed.env, guests=guests))
+
+
+def add_check(verbs: Any) -> None:
+    """`gpi check`."""
+    verb = verbs.add_parser(
+        "check", help="find what is wrong with an environment before training in it",
+        description="Play a few episodes with random actions and hold the environment to Gymnasium's contract. The "
+        "first problem is one line with the environment, the step and a remedy; the exit code is 6.",
+    )  # fmt: skip
+    verb.add_argument("task", metavar="ENV", help="cheetah-run, Pendulum-v1, my_module:MyEnv-v0, my_module:make_env")
+    verb.set_defaults(run=run_check)
+
+
+def run_check(parsed: argparse.Namespace) -> int:
+    """Check, and say what the agent will see and do."""
+    from gpi.envs import tasks
+    from gpi.envs.checks import check
+
+    found = check(tasks.find(parsed.task))
+    spec = found.spec
+    doing = f"{spec.action_size} discrete actions" if spec.discrete else f"{spec.action_size} continuous actions"
+    print(f"{spec.id}: no problem in {found.steps:,} steps and {found.episodes:,} episodes")
+    print(f"the agent sees {spec.observation_size} numbers and has {doing}")
+    for note in found.notes:
+        print(f"note: {note}")
+    return 0
 
 
 def add_plot(verbs: Any) -> None:
@@ -297,7 +360,7 @@ def mixture_table(best: Mixture, parsed: argparse.Namespace) -> str:
 
 def add_tasks(verbs: Any) -> None:
     """`gpi tasks`."""
-    verb = verbs.add_parser("tasks", help="list the 28 DeepMind Control tasks")
+    verb = verbs.add_parser("tasks", help="list the tasks that run on EnvPool; any other Gymnasium id works too")
     verb.add_argument("--json", action="store_true", help="print a JSON list")
     verb.set_defaults(run=run_tasks)
 
@@ -311,6 +374,8 @@ def run_tasks(parsed: argparse.Namespace) -> int:
     print(f"{'task':<28} observations  actions")
     for row in rows:
         print(f"{row['id']:<28} {row['observation_size']:>12d}  {row['action_size']:>7d}")
+    print(f"\nalso on EnvPool, from Gymnasium: {', '.join(native.GYMNASIUM)}")
+    print("any other Gymnasium id, and your own: my_module:MyEnv-v0 or my_module:make_env, checked by `gpi check`")
     return 0
 
 

@@ -1,69 +1,76 @@
-"""A trained policy on its own: one file, NumPy in, NumPy out, normaliser and action clipping inside."""
+"""A trained policy on its own: one file, NumPy in, NumPy out, normaliser and action bounds inside."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from gpi import files
+from gpi import files, standalone
 from gpi.errors import FileError, UsageError
+from gpi.standalone import FORMAT, Policy
 
-FORMAT = "gpi-policy-1"
 SIZE_LIMIT = 1 << 30
-CLIP = 10.0
 
 
-@dataclass(frozen=True)
-class Policy:
-    """A Gaussian policy with its observation normaliser; `policy(obs)` is the mean action, clipped to [-1, 1]."""
+class Actions(Protocol):
+    """What a policy's file must know of a task; `gpi.envs.pool.Spec` has it."""
 
-    layers: tuple[tuple[np.ndarray, np.ndarray], ...]
-    log_std: np.ndarray
-    obs_mean: np.ndarray
-    obs_std: np.ndarray
-    about: dict[str, str]
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are numbers to choose from."""
+        ...
 
-    def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """The action for one observation `[O]` or many `[..., O]`."""
-        return np.clip(self.mean(obs), -1.0, 1.0)
+    @property
+    def low(self) -> tuple[float, ...]:
+        """The least action the environment takes; nothing where discrete."""
+        ...
 
-    def sample(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A random action, as in training."""
-        mean = self.mean(obs)
-        noise = rng.standard_normal(mean.shape, np.float32)
-        return np.clip(mean + np.exp(self.log_std) * noise, -1.0, 1.0)
+    @property
+    def high(self) -> tuple[float, ...]:
+        """The greatest action the environment takes; nothing where discrete."""
+        ...
 
-    def mean(self, obs: np.ndarray) -> np.ndarray:
-        """The mean of pi(.|s), before clipping."""
-        obs = np.asarray(obs, np.float32)
-        if obs.shape[-1:] != self.obs_mean.shape:
-            raise UsageError(f"observation has shape {obs.shape}, the policy reads [..., {self.obs_mean.size}]")
-        if not np.isfinite(obs).all():
-            raise UsageError("observation has NaN or infinite entries; a policy must not act on them")
-        x = np.clip((obs - self.obs_mean) / self.obs_std, -CLIP, CLIP)
-        for kernel, bias in self.layers[:-1]:
-            x = np.tanh(x @ kernel + bias)
-        kernel, bias = self.layers[-1]
-        return x @ kernel + bias
+    @property
+    def start(self) -> int:
+        """The first of discrete actions."""
+        ...
+
+    @property
+    def observation_names(self) -> tuple[str, ...]:
+        """What each entry of an observation is, or nothing."""
+        ...
 
 
-def save(path: Path, theta: Any, normaliser: Any, about: dict[str, str]) -> None:
+def save(path: Path, theta: Any, normaliser: Any, spec: Actions, about: dict[str, str]) -> None:
     """Write a policy: safetensors, which cannot carry code, with facts about its training in the header."""
+    text = json.dumps({"format": FORMAT, **about, "observation_names": spec.observation_names})
+    files.write(path, sealed(arrays_of(theta, normaliser, spec), text))
+
+
+def policy_of(theta: Any, normaliser: Any, spec: Actions, about: dict[str, str]) -> Policy:
+    """The policy that `save` would write."""
+    return assemble(arrays_of(theta, normaliser, spec), {**about, "observation_names": list(spec.observation_names)})
+
+
+def arrays_of(theta: Any, normaliser: Any, spec: Actions) -> dict[str, np.ndarray]:
+    """The arrays of a policy by name."""
     from gpi.core.normalize import lens, std
 
     eye = lens(normaliser.obs)
-    arrays = {"policy/log_std": theta.log_std, "obs/mean": eye.centre, "obs/std": eye.scale}
+    arrays: dict[str, Any] = {"obs/mean": eye.centre, "obs/std": eye.scale, "returns/std": std(normaliser.returns)}
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
-    arrays["returns/std"] = std(normaliser.returns)
-    text = json.dumps({"format": FORMAT, **about})
-    files.write(path, sealed({name: np.asarray(x) for name, x in arrays.items()}, text))
+    if spec.discrete:
+        arrays["action/start"] = np.array(spec.start, np.int64)
+    else:
+        low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
+        arrays |= {"policy/log_std": theta.log_std, "action/low": low, "action/high": high}
+    return {name: np.asarray(x) for name, x in arrays.items()}
 
 
 def sealed(arrays: dict[str, np.ndarray], text: str) -> bytes:
@@ -87,8 +94,8 @@ def load(path: str | Path, seed: int | None = None) -> Policy:
         arrays, metadata = files.decode(data, finite=True)
         text = metadata.get("gpi", "{}")
         about = files.parse_json(text.encode(), "the description")
-        if about.get("format") != FORMAT or not all(isinstance(fact, str) for fact in about.values()):
-            raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(about)})")
+        if about.pop("format", None) != FORMAT or not plain(about):
+            raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(text)})")
         if data != sealed(arrays, text):
             raise FileError("damaged (expected the hash of its own content, found another)")
         return assemble(arrays, about)
@@ -96,31 +103,34 @@ def load(path: str | Path, seed: int | None = None) -> Policy:
         raise FileError(f"policy {path}: {error}") from error
 
 
-def assemble(arrays: dict[str, np.ndarray], about: dict[str, str]) -> Policy:
+def plain(about: dict[str, Any]) -> bool:
+    """Whether a description has text only, by name, and a list of the observations' names."""
+    names = about.get("observation_names")
+    return isinstance(names, list) and all(
+        isinstance(text, str) for text in (*names, *(about[key] for key in about if key != "observation_names"))
+    )
+
+
+def assemble(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Policy:
     """A policy of arrays whose names, types and shapes fit together."""
-    depth = sum(name.endswith("/kernel") for name in arrays)
-    names = [f"policy/layer{i}/{part}" for i in range(depth) for part in ("kernel", "bias")]
-    given = {name: x.dtype for name, x in arrays.items()}
-    wanted = dict.fromkeys([*names, "policy/log_std", "obs/mean", "obs/std"], np.dtype(np.float32))
-    if not depth or given != wanted | {"returns/std": np.dtype(np.float64)}:
-        raise FileError(f"other arrays than a policy's (found {files.shown(list(arrays))})")
-    layers = tuple((arrays[names[2 * i]], arrays[names[2 * i + 1]]) for i in range(depth))
-    size = arrays["obs/mean"].shape
-    fits = len(size) == 1 and arrays["obs/std"].shape == size and (arrays["obs/std"] > 0.0).all()
-    for kernel, bias in layers:
-        fits = fits and kernel.ndim == 2 and kernel.shape[:1] == size and bias.shape == kernel.shape[1:]
-        size = bias.shape
-    if not fits or arrays["policy/log_std"].shape != size:
-        raise FileError(
-            f"shapes that do not fit together (found {files.shown({n: x.shape for n, x in arrays.items()})})"
-        )
-    return Policy(layers, arrays["policy/log_std"], arrays["obs/mean"], arrays["obs/std"], about)
+    returns = arrays.get("returns/std")
+    if returns is None or returns.shape != () or returns.dtype != np.float64:
+        raise FileError(f"other arrays than a policy's (expected a number returns/std, found {files.shown(returns)})")
+    try:
+        return standalone.assemble({name: x for name, x in arrays.items() if name != "returns/std"}, about)
+    except (ValueError, KeyError) as error:
+        raise FileError(f"other arrays than a policy's ({error})") from error
+
+
+def policy_files(run: Path) -> dict[int, Path]:
+    """The files of a run's policies by seed."""
+    names = [(re.fullmatch(r"policy-(\d{1,9})\.safetensors", file.name), file) for file in sorted(run.iterdir())]
+    return {int(match[1]): file for match, file in names if match}
 
 
 def policy_file(run: Path, seed: int | None) -> Path:
     """The file of one seed's policy in a run directory."""
-    names = [(re.fullmatch(r"policy-(\d{1,9})\.safetensors", file.name), file) for file in run.iterdir()]
-    found = {int(match[1]): file for match, file in names if match}
+    found = policy_files(run)
     if not found:
         raise UsageError(f"{run} holds no policy; train first, or let the run finish")
     if seed is not None and seed not in found:

@@ -40,6 +40,7 @@ FAILPOINTS = (
 )  # fmt: skip
 
 Specs = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+"""Shape and dtype of arrays by name; a negative size means at most so many."""
 
 
 class Entry(NamedTuple):
@@ -61,8 +62,20 @@ def specs_of(arrays: Mapping[str, np.ndarray]) -> Specs:
 
 def sizes(expected: Specs) -> range:
     """The sizes in bytes that a file of these arrays can have."""
-    data = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in expected.values())
-    return range(8 + data, 8 + data + HEADER_LIMIT + 1)
+    least, most = (
+        sum(math.prod(count(n) for n in shape) * np.dtype(dtype).itemsize for shape, dtype in expected.values())
+        for count in (lambda n: max(n, 0), abs)
+    )
+    return range(8 + least, 8 + most + HEADER_LIMIT + 1)
+
+
+def fits(found: tuple[tuple[int, ...], np.dtype] | None, expected: tuple[tuple[int, ...], np.dtype] | None) -> bool:
+    """Whether an array is as expected."""
+    if found is None or expected is None:
+        return found is expected
+    (have, dtype), (want, wanted) = found, expected
+    sizes = len(have) == len(want) and all(n == m or 0 <= n <= -m for n, m in zip(have, want, strict=True))
+    return sizes and dtype == wanted
 
 
 def encode(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
@@ -94,7 +107,7 @@ def decode(
     if expected is not None:
         found = {name: (entry.shape, entry.dtype) for name, entry in entries.items()}
         for name in (*expected, *found):
-            if found.get(name) != expected.get(name):
+            if not fits(found.get(name), expected.get(name)):
                 want, got = _spec(expected.get(name)), _spec(found.get(name))
                 raise FileError(f"array {shown(name)} does not fit (expected {want}, found {got})")
     arrays = {name: _array(data, name, entry, start) for name, entry in entries.items()}

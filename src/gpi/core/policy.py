@@ -117,7 +117,7 @@ def draw_noise(key: Array, shape: tuple[int, ...], *, discrete: bool) -> Array:
 def act(dist: Distribution, noise: Array) -> Array:
     """a ~ pi(.|s) from its noise; zero noise gives the mode."""
     if isinstance(dist, Categorical):
-        return jnp.argmax(dist.logits + noise, axis=-1)
+        return jnp.argmax(dist.logits + noise, axis=-1).astype(jnp.int32)
     return dist.mean + jnp.exp(dist.log_std)[None] * noise
 
 

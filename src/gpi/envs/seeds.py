@@ -33,6 +33,12 @@ def env_seeds(task: str, algorithm: str, seed: int, num_envs: int) -> list[int]:
     return [_permute(index, key) for index in range(first, first + num_envs)]
 
 
+def reset_seed(env_seed: int, reset: int) -> int:
+    """The seed of an environment's reset number `reset`, in [0, 2^31): from it alone, whatever happened before."""
+    digest = hashlib.sha256(f"{env_seed}/{reset}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
+
+
 def _permute(index: int, key: bytes) -> int:
     """A keyed permutation of [0, 2^31): a Feistel network on 32 bits, walked along its cycle back into the range."""
     value = _feistel(index, key)

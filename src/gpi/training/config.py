@@ -7,11 +7,14 @@ import difflib
 import math
 import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpi.core.plan import ALGORITHMS, TRUST, Plan, plan
-from gpi.envs import dmc
+from gpi.envs import tasks
 from gpi.errors import UsageError
+
+if TYPE_CHECKING:  # settings must not start Gymnasium
+    from gpi.envs.gym import Make
 
 
 def setting(default: Any, help: str) -> Any:
@@ -23,7 +26,9 @@ def setting(default: Any, help: str) -> Any:
 class Config:
     """Settings of one run: a population of seeds on one task. Defaults are the paper's."""
 
-    task: str = dataclasses.field(metadata={"help": "task to learn, e.g. cheetah-run; `gpi tasks` lists them"})
+    task: str = dataclasses.field(
+        metadata={"help": "cheetah-run, Pendulum-v1, my_module:MyEnv-v0, my_module:make_env; see `gpi tasks`"}
+    )
     algorithm: str = setting("geppo", "ppo, trpo, vmpo, or with sample reuse geppo, getrpo, gevmpo")
     seeds: int = setting(5, "agents trained side by side; they are the seeds --seed to --seed + seeds - 1")
     seed: int = setting(0, "first seed")
@@ -33,7 +38,12 @@ class Config:
     n: int = setting(1024, "samples per iteration of a generalized algorithm, the smallest batch")
     eps: float = setting(0.2, "trust region in TV distance, eq (2)")
     num_envs: int = setting(1, "environments per agent; they share the n samples")
-    reset_each_batch: bool = setting(True, "start every batch with a reset, as the paper does")
+    backend: str = setting(
+        "auto", "envpool, gymnasium in this process, or worker processes; auto: the fastest there is"
+    )
+    reset_each_batch: bool | None = setting(
+        None, "start every batch with a reset, as the paper does; None: where it did, on DeepMind Control"
+    )
     gamma: float = setting(0.995, "discount")
     gae_lambda: float = setting(0.97, "lambda of GAE and V-trace")
     lr: float = setting(3e-4, "initial learning rate of PPO's policy step")
@@ -45,14 +55,25 @@ class Config:
     trust: str = setting("paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11)")
     freeze_normaliser: int = setting(0, "steps after which observation and reward statistics stay fixed; 0: never")
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
-    devices: int = setting(0, "devices the population is spread over; 0: all GPUs, or as many CPU cores as help")
-    threads: int = setting(0, "threads of the simulation; 0: one per core")
+    threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core")
     checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from")
 
 
+def resolved(config: Config, make: Make | None = None) -> Config:
+    """The settings of a run with everything decided; bad ones are refused: one line with value, rule and remedy."""
+    require(
+        config, "backend", config.backend in tasks.BACKENDS, f"must be one of {', '.join(tasks.BACKENDS)}", "use auto"
+    )
+    task = tasks.find(config.task, config.backend, make)
+    if config.reset_each_batch is None:
+        config = dataclasses.replace(config, reset_each_batch=task.horizon is not None)
+    validate(config)
+    validate_batch(config, task.horizon)
+    return config
+
+
 def validate(config: Config) -> None:
-    """Refuse bad settings: one line with value, rule and remedy."""
-    dmc.find(config.task)
+    """Refuse bad settings, whatever the task."""
     if config.algorithm not in ALGORITHMS:
         nearest = difflib.get_close_matches(config.algorithm, ALGORITHMS, n=1, cutoff=0.0)[0]
         raise UsageError(
@@ -71,21 +92,19 @@ def validate(config: Config) -> None:
             config, name, 0.0 < getattr(config, name) < math.inf, "must be positive", "leave it out for the default"
         )
     require(config, "trust", config.trust in TRUST, f"must be one of {', '.join(TRUST)}", "use paper")
-    for name in ("devices", "threads", "freeze_normaliser"):
+    for name in ("threads", "freeze_normaliser"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
-    validate_batch(config)
 
 
-def validate_batch(config: Config) -> None:
+def validate_batch(config: Config, horizon: int | None) -> None:
     """A batch must divide among the environments, hold whole episodes if each starts anew, and fill minibatches."""
     if config.n % config.num_envs:
         more = -(-config.n // config.num_envs) * config.num_envs
         raise UsageError(f"n = {config.n} does not divide among {config.num_envs} environments; use --n {more}")
     samples = plan_of(config).steps
-    horizon = dmc.find(config.task).horizon
-    if config.reset_each_batch and samples // config.num_envs < horizon:
+    if horizon and config.reset_each_batch and samples // config.num_envs < horizon:
         raise UsageError(
             f"a batch of {samples} gives each of {config.num_envs} environments {samples // config.num_envs} steps, "
             f"below the horizon of {horizon}: no episode would ever end; use --n {horizon * config.num_envs} or more, "
@@ -106,15 +125,13 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
         raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")
 
 
-def config_of(saved: Any) -> Config:
+def config_of(saved: Any, make: Make | None = None) -> Config:
     """The settings of a run directory, believed only as far as they are settings; otherwise a line that says why."""
     kinds = typing.get_type_hints(Config)
     if not isinstance(saved, dict) or saved.keys() - kinds.keys() or "task" not in saved:
         raise UsageError(f"settings must be some of {', '.join(kinds)}, found {str(saved)[:80]!r}")
     values = {name: believed(name, value, kinds[name]) for name, value in saved.items()}
-    config = Config(**values)
-    validate(config)
-    return config
+    return resolved(Config(**values), make)
 
 
 def believed(name: str, value: Any, kind: Any) -> Any:
@@ -122,6 +139,10 @@ def believed(name: str, value: Any, kind: Any) -> Any:
     if kind == tuple[int, ...]:
         if isinstance(value, list) and all(type(units) is int for units in value):
             return tuple(value)
+    elif kind == bool | None:
+        if value is None or type(value) is bool:
+            return value
     elif type(value) is kind or (kind is float and type(value) is int):
         return kind(value)
-    raise UsageError(f"{name} = {str(value)[:80]!r} must be {kind.__name__}; restore the file")
+    rule = getattr(kind, "__name__", str(kind))
+    raise UsageError(f"{name} = {str(value)[:80]!r} must be {rule}; restore the file")

@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,9 @@ from gpi.core.plan import ALGORITHMS, TRUST
 from gpi.core.policy import Net, Theta, distribution, init_phi, init_theta, log_prob
 from gpi.core.sample import Buffer, Rollout, init_buffer, push
 from gpi.core.solvers import init_climber
-from gpi.envs.pool import Pool
+from gpi.envs.pool import Place, Pool, Seekable, digest_of
 from gpi.training.config import Config, plan_of
-from gpi.training.rollout import Feed, Shape, collect, shape_of
+from gpi.training.rollout import Feed, Shape, actor_of, collect, collect_on_host, draw, shape_of
 
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
 
@@ -61,7 +61,8 @@ def init_state(theta: Theta, phi: Net, key: Array, config: Config, shape: Shape)
     observation_size = phi[0].kernel.shape[0]
     rows = (shape.T, shape.E)
     obs = jnp.zeros((*rows, observation_size), jnp.float32)
-    action = jnp.zeros((*rows, theta.net[-1].bias.shape[0]), jnp.float32)
+    one = jnp.int32(0) if theta.log_std is None else jnp.zeros_like(theta.log_std)
+    action = jnp.broadcast_to(one, (*rows, *one.shape))
     scalar, flag = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.bool_)
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
     return State(
@@ -136,33 +137,49 @@ def use_of(key: Array, k: Array, use: int) -> Array:
     return jax.random.fold_in(jax.random.fold_in(key, k), use)
 
 
-class Journey(NamedTuple):
-    """Where a pool is: resets drawn so far, and the actions since. Only resets draw random numbers, so these decide."""
-
-    resets: np.ndarray  # int64 scalar, of each environment, those at the end of an episode included
-    calls: np.ndarray  # int64 scalar, steps of the running episodes
-    actions: np.ndarray  # [horizon, N, A] float32, theirs; nothing where every batch starts with a reset
-
-    def reset(self) -> Journey:
-        """After one more reset of all environments."""
-        return Journey(self.resets + 1, 0 * self.calls, self.actions)
-
-    def go(self, action: np.ndarray) -> Journey:
-        """After the actions `[P, T, E, A]` of one batch; all environments end their episodes together."""
-        P, T, E, A = action.shape
-        horizon = len(self.actions)
-        taken = np.concatenate([self.actions[: self.calls], np.moveaxis(action, 1, 0).reshape(T, P * E, A)])
-        again, rest = divmod(len(taken), horizon + 1)  # the call after the last step is the reset
-        actions = np.zeros_like(self.actions)
-        actions[:rest] = taken[len(taken) - rest :]
-        return Journey(self.resets + again, 0 * self.calls + rest, actions)
+ACTIONS_LIMIT = 2**24
+"""Numbers that the running episodes' actions may have in all, 64 MB; longer episodes cannot be replayed."""
 
 
-def no_journey(pool: Pool, *, reset_each_batch: bool) -> Journey:
+def after_reset(place: Place, obs: np.ndarray) -> Place:
+    """Where a pool is after one more reset of all environments, which showed `obs`."""
+    zero = np.zeros(1, np.float32)
+    digest = np.array([digest_of(0, row[None], zero) for row in obs], np.int64)
+    return Place(place.resets + 1, 0 * place.calls, digest, place.actions[:0])
+
+
+def after_batch(place: Place, raw: Rollout, *, keep: bool) -> Place:
+    """Where a pool is after a batch `[P, T, E]`; unless its actions are to be kept, only the resets count."""
+    P, T, E = raw.valid.shape
+    rows: Any = Rollout._make(np.moveaxis(np.asarray(x), 1, 0).reshape(T, P * E, *x.shape[3:]) for x in raw)
+    resets = place.resets + (~rows.valid).sum(axis=0)
+    if not keep:
+        return place._replace(resets=resets)
+    calls, digest, running = place.calls.copy(), place.digest.copy(), []
+    for i in range(P * E):
+        again = np.flatnonzero(~rows.valid[:, i])
+        begin = int(again[-1]) if len(again) else 0
+        fresh = digest_of(0 if len(again) else int(digest[i]), rows.next_obs[begin:, i], rows.reward[begin:, i])
+        before = [] if len(again) else [place.actions[: calls[i], i]]
+        running.append(np.concatenate([*before, rows.action[begin + len(again[-1:]) :, i]]))
+        calls[i], digest[i] = (T - begin - 1 if len(again) else calls[i] + T), fresh
+    longest = min(int(calls.max()), actions_limit(place.actions.shape))
+    actions = np.zeros((longest, *place.actions.shape[1:]), place.actions.dtype)
+    for i, taken in enumerate(running):
+        actions[: len(taken[:longest]), i] = taken[:longest]
+    return Place(resets, calls, digest, actions)
+
+
+def actions_limit(shape: tuple[int, ...]) -> int:
+    """Steps of the running episodes whose actions are kept."""
+    return ACTIONS_LIMIT // max(int(np.prod(shape[1:])), 1)
+
+
+def first_place(pool: Pool) -> Place:
     """A pool that was only made."""
-    calls = 0 if reset_each_batch else pool.spec.horizon
-    zero = np.zeros((), np.int64)
-    return Journey(zero, zero, np.zeros((calls, pool.num_envs, pool.spec.action_size), np.float32))
+    zero, spec = np.zeros(pool.num_envs, np.int64), pool.spec
+    none = (0, pool.num_envs) if spec.discrete else (0, pool.num_envs, spec.action_size)
+    return Place(zero, zero, zero, np.zeros(none, np.int32 if spec.discrete else np.float32))
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -221,10 +238,11 @@ class Trainer:
         self.padding = -config.seeds % len(devices)
         self.state, self.hyper = jax.device_put(self._first_state(), self.sharded)
         self.handle = pool.handle
-        self.journey = no_journey(pool, reset_each_batch=config.reset_each_batch)
+        self.place = first_place(pool)
         self.feed = self._reset()
         self.batches = 0  # collected, warm-up included
         self.done = 0  # iterations
+        self.taken = np.zeros(config.seeds, np.int64)  # steps of each member, warm-up not included
         self._collect, self._learn, self._observe = self._compile()
         self.compile_seconds = time.perf_counter() - started
 
@@ -234,7 +252,7 @@ class Trainer:
 
         def member(seed: int) -> tuple[Theta, Net, Array]:
             rng, key = origin(config, seed)
-            theta = init_theta(rng, spec.observation_size, spec.action_size, config.hidden, discrete=False)
+            theta = init_theta(rng, spec.observation_size, spec.action_size, config.hidden, discrete=spec.discrete)
             return theta, init_phi(rng, spec.observation_size, config.hidden), key
 
         members = [member(seed) for seed in self.seeds]
@@ -245,15 +263,23 @@ class Trainer:
     def _compile(self) -> list[Any]:
         """Compile every program once, side by side, ahead of the run: collect, learn and observe."""
 
+        def ready(acting: Any, k: Array) -> tuple[Array, normalize.Lens]:
+            _, normaliser, key = jax.tree.map(lambda x: x[: self.config.seeds], acting)
+            return draw(self.pool.spec, self.shape, self._keys(key, k)), jax.vmap(normalize.lens)(normaliser.obs)
+
         def gather(handle: Any, feed: Feed, acting: Any, k: Array) -> Any:
             theta, normaliser, key = jax.tree.map(lambda x: x[: self.config.seeds], acting)
-            keys = jax.vmap(lambda key: use_of(key, k, COLLECTING))(key)
-            handle, feed, raw = collect(self.pool, self.shape, handle, feed, theta, normaliser, keys)
+            handle, feed, raw = collect(self.pool, self.shape, handle, feed, theta, normaliser, self._keys(key, k))
             return handle, feed, jax.tree.map(lambda x: jnp.concatenate([x, *[x[-1:]] * self.padding]), raw)
 
-        collecting = jax.jit(gather).lower(*self._collect_arguments())
+        handle, feed, acting, k = self._collect_arguments()
+        collecting = (
+            jax.jit(gather).lower(handle, feed, acting, k) if self.pool.compiled else jax.jit(ready).lower(acting, k)
+        )
+        # A batch is what a slot of the buffer holds.
         raw = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharded), collecting.out_info[2]
+            lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype, sharding=self.sharded),
+            self.state.buffer.rollout,
         )
         with ThreadPoolExecutor() as compilers:
             return list(compilers.map(lambda program: program.compile(), [collecting, *self._learning(raw)]))
@@ -275,6 +301,10 @@ class Trainer:
             population(observe, members, members, members).lower(self.state, raw, self.hyper),
         ]
 
+    def _keys(self, key: Array, k: Array) -> Array:
+        """The members' randomness of one batch."""
+        return jax.vmap(lambda key: use_of(key, k, COLLECTING))(key)
+
     def _collect_arguments(self) -> tuple[Any, ...]:
         """What acting needs, where the pool is."""
         acting = (self.state.agent.policy.params, self.state.normaliser, self.state.key)
@@ -283,18 +313,25 @@ class Trainer:
     def _reset(self) -> Feed:
         """Start a new episode everywhere."""
         self.handle, obs = self.pool.reset(self.handle)
-        self.journey = self.journey.reset()
+        self.place = after_reset(self.place, np.asarray(obs))
         return Feed(jnp.asarray(obs), jnp.zeros(self.pool.num_envs, jnp.bool_))
 
     def gather(self) -> Rollout:
         """The next batch of every member, raw, `[P, T, E]`."""
-        self.handle, self.feed, raw = self._collect(*self._collect_arguments())
-        self.batches += 1
-        if self.config.reset_each_batch:  # the next batch begins with a reset, whatever was done since the last
-            self.journey = self.journey._replace(resets=self.journey.resets + len(self.shape.drop))
+        handle, feed, acting, k = self._collect_arguments()
+        if self.pool.compiled:
+            self.handle, self.feed, raw = jax.block_until_ready(self._collect(handle, feed, acting, k))
         else:
-            self.journey = self.journey.go(np.asarray(raw.action)[: self.config.seeds])
-        return jax.block_until_ready(raw)
+            noise, eye = self._collect(acting, k)
+            theta = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], acting[0])
+            self.feed, raw = collect_on_host(self.pool, self.shape, feed, actor_of(theta, eye), np.asarray(noise))
+            raw = jax.tree.map(lambda x: np.concatenate([x, *[x[-1:]] * self.padding]), raw)
+        self.batches += 1
+        real = jax.tree.map(lambda x: x[: self.config.seeds], raw)
+        # Where the next batch begins with a reset, whatever was done since the last does not matter.
+        self.place = after_batch(self.place, real, keep=not self.config.reset_each_batch)
+        self.place = self.place._replace(resets=self.place.resets + len(self.shape.drop))
+        return raw
 
     def _prepare(self) -> None:
         """Ready the pool for the next batch."""
@@ -309,7 +346,7 @@ class Trainer:
 
     def iterations(self, steps: int) -> Iterator[Iteration]:
         """Collect and learn until every agent has taken `steps` steps, from wherever it is."""
-        for i in range(self.done, -(-steps // self.plan.steps)):
+        while self.taken.min() < steps:
             start = time.perf_counter()
             raw = self.gather()
             collected = time.perf_counter()
@@ -320,7 +357,8 @@ class Trainer:
             learned = time.perf_counter()
             real = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, *reports))
             raw, metrics, audit, fault = real
-            self.done = i + 1
+            self.done += 1
+            self.taken = self.taken + raw.valid.sum(axis=(1, 2))
             yield Iteration(self.done, raw, metrics, audit, fault, collected - start, learned - collected)
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -332,36 +370,35 @@ class Trainer:
         """Shape and type of every array of a snapshot; the devices have no say in it."""
 
         def shape(name: str, x: Any) -> tuple[int, ...]:
+            if name == "place/actions":
+                return (-actions_limit(x.shape), *x.shape[1:])
             return (self.config.seeds, *x.shape[1:]) if name.startswith("state/") else x.shape
 
         return {name: (shape(name, x), np.dtype(x.dtype)) for name, x in named(self._everything()).items()}
 
     def _everything(self) -> Any:
         state = self.state._replace(key=jax.random.key_data(self.state.key))
-        counters = {"batches": np.int64(self.batches), "done": np.int64(self.done)}
-        return {"state": state, "feed": self.feed, "journey": self.journey, "counters": counters}
+        counters = {"batches": np.int64(self.batches), "done": np.int64(self.done), "taken": self.taken}
+        return {"state": state, "feed": self.feed, "place": self.place, "counters": counters}
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Continue from a snapshot: returns whether the replayed environments show exactly what they had shown."""
+    def restore(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        """Continue from a snapshot: returns which of the replayed environments `[P, E]` show what they had shown."""
         now = self._everything()
         saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
         state = jax.tree.map(lambda x: np.concatenate([x, *[x[-1:]] * self.padding]), saved["state"])
         key = jax.random.wrap_key_data(jnp.asarray(state.key), impl="threefry2x32")
         self.state = jax.device_put(state._replace(key=key), self.sharded)
         self.batches, self.done = int(saved["counters"]["batches"]), int(saved["counters"]["done"])
-        obs = self._replay(saved["journey"])
-        self.feed = jax.tree.map(jnp.asarray, saved["feed"])
-        return np.array_equal(obs, saved["feed"].obs)
+        self.taken, self.feed = saved["counters"]["taken"], jax.tree.map(jnp.asarray, saved["feed"])
+        return self._replay(saved["place"])
 
-    def _replay(self, journey: Journey) -> np.ndarray:
+    def _replay(self, place: Place) -> np.ndarray:
         """Bring a new pool to where another was: its resets, then the actions of the running episodes."""
-        obs = np.asarray(self.feed.obs)
-        for _ in range(int(journey.resets) - 1):  # making the trainer was the first
-            self.handle, obs = self.pool.reset(self.handle)
-        if journey.calls:
-            step = jax.jit(lambda handle, action: self.pool.step(handle, action))
-            for action in journey.actions[: journey.calls]:
-                self.handle, out = step(self.handle, jnp.asarray(action))
-                obs = np.asarray(out.obs)
-        self.journey = journey
-        return np.asarray(obs)
+        here = Place(place.resets, np.minimum(place.calls, len(place.actions)), place.digest, place.actions)
+        _, digest = cast(Seekable, self.pool).seek(here)
+        self.place = place
+        return (digest == place.digest).reshape(self.shape.P, self.shape.E)
+
+    def start_over(self) -> None:
+        """New episodes everywhere, because the environments cannot be brought back to where they were."""
+        self.feed = self._reset()

@@ -5,22 +5,55 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from typing import NamedTuple, TextIO
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from gpi.evaluate import Evaluation
+    from gpi.standalone import Policy
 
 PLAIN_SECONDS = 10.0  # between plain lines
 RECENT_EPISODES = 10  # that the shown return averages, per seed
 
 
-class Report(NamedTuple):
-    """What is shown of a run after an iteration."""
+@dataclass(frozen=True)
+class Report:
+    """A run after an iteration: what progress shows, and callbacks see."""
 
-    steps: int  # of each agent
+    directory: Path
+    iteration: int
+    seeds: tuple[int, ...]
+    steps: int
+    """Environment steps of each agent."""
     of: int
-    returns: np.ndarray  # [seeds], mean of the recent episodes; NaN before the first
-    tv: float  # one-step TV, mean over seeds
-    budget: float  # its bound, eps_gpi/2
+    returns: np.ndarray
+    """[seeds], mean of each seed's last ten episodes; NaN before the first."""
+    metrics: dict[str, np.ndarray]
+    """The columns of metrics.csv, `[seeds]` each; NaN for a seed that is frozen."""
+    policy: Callable[[int], Policy]
+    """The current policy of a seed."""
+    evaluate: Callable[[int], Evaluation]
+    """Plays so many episodes with each current policy."""
+
+    @property
+    def tv(self) -> float:
+        """One-step TV, mean over seeds."""
+        return mean_of(self.metrics["tv"])
+
+    @property
+    def tv_bound(self) -> float:
+        """Its bound, eps_gpi/2."""
+        return 0.5 * mean_of(self.metrics["eps_gpi"])
+
+
+def mean_of(x: np.ndarray) -> float:
+    """The mean of those that exist."""
+    seen = x[~np.isnan(x)]
+    return float(seen.mean()) if len(seen) else float("nan")
 
 
 class Rate:
@@ -52,7 +85,7 @@ def sentence(report: Report, rate: float, agents: int) -> str:
     left = clock((report.of - report.steps) * agents / rate) if report.steps < report.of else "0:00"
     return (
         f"{report.steps:,}/{report.of:,} steps | return {shown} | "
-        f"TV {report.tv:.4f} of {report.budget:.4f} | {rate:,.0f} steps/s | {left} left"
+        f"TV {report.tv:.4f} of {report.tv_bound:.4f} | {rate:,.0f} steps/s | {left} left"
     )
 
 

@@ -192,11 +192,15 @@ class EpisodeLog:
         self.total = np.zeros((P, E))
         self.length = np.zeros((P, E), np.int64)
 
+    def forget(self) -> None:
+        """What has begun will never end."""
+        self.total[:], self.length[:] = 0.0, 0
+
     def finish(self, raw: Rollout, frozen: np.ndarray) -> list[list[tuple[int, float, int]]]:
         """For each member, the episodes that ended in this batch: steps into it, return, length; none if frozen."""
         P, _, E = raw.reward.shape
-        if self.reset_each_batch:  # what the last batch left unfinished never ends
-            self.total[:], self.length[:] = 0.0, 0
+        if self.reset_each_batch:
+            self.forget()
         ended: list[list[tuple[int, float, int]]] = [[] for _ in range(P)]
         steps = np.cumsum(raw.valid.sum(axis=2), axis=1)
         for p, e in np.ndindex(P, E):

@@ -12,7 +12,7 @@ from typing import Any
 from gpi.errors import UsageError
 from gpi.training.config import Config
 
-VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "numpy")
+VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "gymnasium", "numpy")
 
 
 def cores() -> int:
@@ -23,10 +23,11 @@ def cores() -> int:
 def host_devices(config: Config) -> int:
     """How many CPU devices the population is worth: one per thread of XLA, but none without a member.
 
-    Pinning PJRT_NPROC pins this too, so that the bits do not depend on how many cores there are.
+    Pinning PJRT_NPROC pins this too, so that the bits do not depend on how many cores there are. With fewer threads
+    than devices JAX would hang: each occupies one while it waits for the others.
     """
     threads = os.environ.get("PJRT_NPROC", "")
-    return config.devices or min(int(threads) if threads.isdecimal() and int(threads) else cores(), config.seeds)
+    return min(int(threads) if threads.isdecimal() and int(threads) else cores(), config.seeds)
 
 
 def prepare(config: Config, threads: str = "") -> None:
@@ -39,15 +40,11 @@ def prepare(config: Config, threads: str = "") -> None:
         raise RuntimeError("runtime.prepare must be called before JAX is imported")
     if threads:  # of the run that is resumed
         os.environ.setdefault("PJRT_NPROC", threads)
+    threads = os.environ.setdefault("PJRT_NPROC", str(cores()))
+    if not (threads.isdecimal() and int(threads)):
+        raise UsageError(f"PJRT_NPROC = {threads} must be a positive number of threads; unset it")
     flag = f"--xla_force_host_platform_device_count={host_devices(config)}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    devices = host_devices(config)
-    # With fewer threads than devices JAX hangs: each occupies one while it waits for the others.
-    if int(os.environ.setdefault("PJRT_NPROC", str(max(cores(), devices)))) < devices:
-        threads = os.environ["PJRT_NPROC"]
-        raise UsageError(
-            f"PJRT_NPROC = {threads} is below the {devices} devices of this run; unset it or use --devices"
-        )
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gpi" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
 
@@ -57,7 +54,7 @@ def devices(config: Config) -> list[Any]:
     import jax
 
     local = jax.local_devices()
-    return local[: min(len(local), config.seeds, config.devices or len(local))]
+    return local[: min(len(local), config.seeds)]
 
 
 def versions() -> dict[str, str]:

@@ -13,26 +13,39 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gpi import deploy, files
-from gpi.envs import dmc
+from gpi.envs import dmc, tasks
+from gpi.envs.pool import Seekable, Spec
 from gpi.envs.seeds import env_seeds
-from gpi.errors import DiskError, DivergedError, FileError, UsageError
+from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError, UsageError
 from gpi.training import checkpoint, record, runtime
 from gpi.training.checkpoint import Checkpoint
-from gpi.training.config import Config, config_of, plan_of, validate
+from gpi.training.config import Config, config_of, plan_of, resolved
 from gpi.training.progress import RECENT_EPISODES, Progress, Report
 from gpi.training.record import AUDIT, EPISODES, METRICS, TIMING, EpisodeLog, Run, Table
 
+if TYPE_CHECKING:  # a run must set JAX and EnvPool up before it starts them
+    from gpi.callbacks import Callback
+    from gpi.envs.gym import Make
+
 CURVE = "learning_curve.png"
+TRACEBACK = "environment-error.txt"
+
+
+class Guests(NamedTuple):
+    """What a user brings to a run besides settings: none of it is in the run directory."""
+
+    make: Make | None = None  # makes the user's own environments
+    callbacks: Sequence[Callback] = ()
 
 
 class Interrupt:
@@ -75,7 +88,7 @@ class Recorder:
         columns = {"metrics": METRICS, "audit": AUDIT + ages, "episodes": EPISODES, "timing": TIMING}
         sizes = saved["tables"] if saved else dict.fromkeys(columns)
         self.tables = {name: Table(directory / f"{name}.csv", columns[name], sizes[name]) for name in columns}
-        self.log = EpisodeLog(config.seeds, config.num_envs, reset_each_batch=config.reset_each_batch)
+        self.log = EpisodeLog(config.seeds, config.num_envs, reset_each_batch=bool(config.reset_each_batch))
         self.steps = np.zeros(config.seeds, np.int64)
         self.recent = [deque(maxlen=RECENT_EPISODES) for _ in range(config.seeds)]
         self.frozen: dict[str, dict[str, Any]] = {}  # by seed: the iteration and the stage of its fault
@@ -96,8 +109,8 @@ class Recorder:
             "seconds": time.perf_counter() - self.start,
         }  # fmt: skip
 
-    def add(self, it: Any) -> Report:
-        """One iteration's rows; a seed that is frozen has none."""
+    def add(self, it: Any) -> dict[str, np.ndarray]:
+        """One iteration's rows; a seed that is frozen has none. Returns the metrics, `[seeds]`."""
         from gpi.core.faults import NONE, STAGES  # JAX starts with it, and may not before `runtime.prepare`
 
         seeds = range(self.config.seed, self.config.seed + self.config.seeds)
@@ -123,9 +136,15 @@ class Recorder:
         self.tables["audit"].add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows)
         seconds = time.perf_counter() - self.start
         self.tables["timing"].add([(it.k, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
-        returns = np.array([np.mean(recent) if recent else np.nan for recent in self.recent])
-        measured = [np.mean([row[name] for row in rows]) if rows else np.nan for name in ("tv", "tv_bound")]
-        return Report(int(self.steps.max()), total_steps(self.config), returns, float(measured[0]), float(measured[1]))
+        measured = {name: np.full(self.config.seeds, np.nan) for name in METRICS[3:]}
+        for (p, _), row in zip(alive, rows, strict=True):
+            for name, column in measured.items():
+                column[p] = np.nan if row[name] is None else row[name]
+        return measured
+
+    def returns(self) -> np.ndarray:
+        """Mean of each seed's recent episodes; NaN before the first."""
+        return np.array([np.mean(recent) if recent else np.nan for recent in self.recent])
 
     def close(self) -> None:
         """Close the tables."""
@@ -133,47 +152,83 @@ class Recorder:
             table.close()
 
 
-def total_steps(config: Config) -> int:
-    """True steps of a whole run: whole iterations, at least `config.steps`."""
-    samples = plan_of(config).steps
-    return -(-config.steps // samples) * samples
-
-
 def default_directory(config: Config) -> Path:
     """A new directory under runs/, named by time, algorithm and task."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{stamp}-{config.algorithm}-{config.task.removeprefix('dmc/')}"
+    task = re.sub(r"[^A-Za-z0-9._-]+", "-", config.task.removeprefix("dmc/"))
+    return Path("runs") / f"{stamp}-{config.algorithm}-{task}"
 
 
-def train(config: Config, out: Path | None = None, quiet: bool = False) -> tuple[Run, int | None]:
+def train(
+    config: Config,
+    out: Path | None = None,
+    quiet: bool = False,
+    guests: Guests = Guests(),  # noqa: B008 (immutable)
+) -> tuple[Run, int | None]:
     """Train a population and write its run directory; returns it, and the signal that cut it short, if one did."""
-    validate(config)
+    config = resolved(config, guests.make)
     directory = out or default_directory(config)
     with record.claim(directory):
-        return carry_on(config, directory, {}, Progress(config.seeds, open_null() if quiet else None))
+        progress = Progress(config.seeds, open_null() if quiet else None)
+        try:
+            check_environment(config, guests, progress)
+        except BaseException:
+            progress.close()
+            raise
+        return carry_on(config, directory, {}, progress, guests)
+
+
+def check_environment(config: Config, guests: Guests, progress: Progress) -> None:
+    """Find a broken environment before anything is begun; those of EnvPool are known."""
+    task = tasks.find(config.task, config.backend, guests.make)
+    if task.backend in ("gymnasium", "processes"):
+        from gpi.envs.checks import check
+
+        for note in check(task, guests.make).notes:
+            progress.say(f"note: {note}")
 
 
 def resume(
-    directory: Path, steps: int | None = None, allow_drift: bool = False, quiet: bool = False
-) -> tuple[Run, int | None]:
+    directory: Path, steps: int | None = None, allow_drift: bool = False, quiet: bool = False,
+    env: str = "", guests: Guests = Guests(),  # noqa: B008 (immutable)
+) -> tuple[Run, int | None]:  # fmt: skip
     """Continue an interrupted run to the bit as if it had never been; or extend a finished one to more steps."""
     record.open_run(directory, "config.json")
     with record.hold(directory):
-        config, about = read_config(directory)
+        config, about = read_config(directory, guests.make)
+        named_again(directory, config, env, guests)
         if steps is not None:
-            config = dataclasses.replace(config, steps=steps)
-            validate(config)
+            config = resolved(dataclasses.replace(config, steps=steps), guests.make)
         progress = Progress(config.seeds, open_null() if quiet else None)
         done = finished(directory)
-        if done is not None and done["complete"] and done["iterations"] * plan_of(config).steps >= config.steps:
+        if done is not None and done["complete"] and reached(done, config):
             progress.say(f"{directory} is complete; to train it further, name more: --steps {2 * config.steps}")
             progress.close()
             return Run(directory), None
-        return carry_on(config, directory, about, progress, resuming=True, allow_drift=allow_drift)
+        return carry_on(config, directory, about, progress, guests, resuming=True, allow_drift=allow_drift)
+
+
+def named_again(directory: Path, config: Config, env: str, guests: Guests) -> None:
+    """A user's own code is never imported because a file says so: they name it again."""
+    if guests.make is not None:
+        return
+    if env and env != config.task:
+        raise UsageError(f"{directory} was trained in {config.task}, not in {env}; name that, or train anew")
+    if not env and tasks.find(config.task, config.backend).own:
+        raise UsageError(
+            f"{directory} was trained in {config.task}, which is your own code and is never imported because a file "
+            f"says so; name it: --env {config.task}, or env=... in Python"
+        )
+
+
+def reached(done: dict[str, Any], config: Config) -> bool:
+    """Whether every seed that can still learn has taken the steps asked for."""
+    alive = [steps for p, steps in enumerate(done["steps"]) if str(config.seed + p) not in done["frozen"]]
+    return all(steps >= config.steps for steps in alive)
 
 
 def carry_on(
-    config: Config, directory: Path, about: dict[str, Any], progress: Progress,
+    config: Config, directory: Path, about: dict[str, Any], progress: Progress, guests: Guests,
     *, resuming: bool = False, allow_drift: bool = False,
 ) -> tuple[Run, int | None]:  # fmt: skip
     """The life of a run in a directory that is held: start or restore, iterate, save, finish."""
@@ -186,14 +241,14 @@ def carry_on(
 
     # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
     with jax.enable_x64(True), jax.default_matmul_precision("highest"), interruptible() as interrupt:
-        recorder = None
+        recorder = pool = None
         try:
             devices = runtime.devices(config)
             saver = Saver(directory, config, runtime.identity(devices), progress)
             drift = saver.drift() if resuming else []
             if not allow_drift:
                 saver.refuse(drift)
-            pool = make_pool(config)
+            pool = make_pool(config, guests.make)
             exact = about.get("exact") is not False and not drift
             if not resuming:
                 write_config(directory, config, devices, about, exact)
@@ -207,17 +262,24 @@ def carry_on(
                 trainer.warm_up()
                 recorder = Recorder(directory, config)
             progress.begin(int(recorder.steps.max()))
-            first = None
-            for it in trainer.iterations(config.steps):
-                progress.show(recorder.add(it))
-                first = first or time.perf_counter() - began
-                everyone = len(recorder.frozen) == config.seeds
-                if interrupt.signal is not None or everyone:
-                    break
-                if it.k % config.checkpoint_every == 0:
-                    saver.try_save(trainer, recorder)
+            first, stopped, fault = None, False, None
+            try:
+                for it in trainer.iterations(config.steps):
+                    measured = recorder.add(it)
+                    report = report_of(trainer, recorder, it.k, measured, guests)
+                    progress.show(report)
+                    first = first or time.perf_counter() - began
+                    wishes = [callback(report) for callback in guests.callbacks]  # each of them sees it
+                    stopped = any(wishes)
+                    if interrupt.signal is not None or stopped or len(recorder.frozen) == config.seeds:
+                        break
+                    if it.k % config.checkpoint_every == 0:
+                        saver.try_save(trainer, recorder)
+            except EnvironmentFault as error:  # what was learned before it is good
+                fault = error
             finish(directory, config, trainer, recorder, saver, {
-                "complete": interrupt.signal is None,
+                "complete": interrupt.signal is None and fault is None,
+                "stopped": stopped,
                 "exact": exact,
                 "frozen": recorder.frozen,
                 "seconds": time.perf_counter() - began,
@@ -225,15 +287,76 @@ def carry_on(
                 "compile_seconds": trainer.compile_seconds,
             })  # fmt: skip
             warn(recorder, trainer, progress)
+            if fault is not None:
+                raise fault
             if len(recorder.frozen) == config.seeds:
-                raise DivergedError(
-                    f"every seed diverged: {faults_of(recorder)}; {directory} has their last good policies"
-                )
+                raise every_seed_frozen(directory, config, recorder)
             return Run(directory), interrupt.signal
+        except EnvironmentFault as error:
+            raise kept(error, directory) from error.__cause__
         finally:
             progress.close()
             if recorder is not None:
                 recorder.close()
+            for callback in guests.callbacks:
+                if close := getattr(callback, "close", None):
+                    close()
+            if pool is not None:
+                pool.close()
+
+
+def kept(error: EnvironmentFault, directory: Path) -> EnvironmentFault:
+    """A fault of the environment whose traceback is in the run directory."""
+    from gpi.envs.checks import traceback_of
+
+    text = traceback_of(error)
+    if text is None:
+        return error
+    path = directory / TRACEBACK
+    files.write(path, text.encode())
+    return EnvironmentFault(f"{error} (traceback: {path})")
+
+
+def every_seed_frozen(directory: Path, config: Config, recorder: Recorder) -> DivergedError | EnvironmentFault:
+    """Why nothing is left to train: the environment, if that is what froze all of them, or learning."""
+    where = f"{directory} has their last good policies"
+    if {fault["stage"] for fault in recorder.frozen.values()} <= {"observation", "reward"}:
+        return EnvironmentFault(f"{config.task}: every seed met {faults_of(recorder)}; mend the environment; {where}")
+    return DivergedError(f"every seed diverged: {faults_of(recorder)}; {where}")
+
+
+def report_of(trainer: Any, recorder: Recorder, k: int, measured: dict[str, np.ndarray], guests: Guests) -> Report:
+    """An iteration for progress and callbacks."""
+    from gpi import evaluate
+
+    config = recorder.config
+    seeds = tuple(trainer.seeds)
+
+    def policy(seed: int) -> deploy.Policy:
+        return deploy.policy_of(*learned(trainer, recorder, seeds.index(seed)))
+
+    def evaluation(episodes: int) -> evaluate.Evaluation:
+        task = tasks.find(config.task, config.backend, guests.make)
+        return evaluate.play({seed: policy(seed) for seed in seeds}, task, guests.make, episodes)
+
+    steps = int(recorder.steps.max())
+    return Report(
+        recorder.directory, k, seeds, steps, config.steps, recorder.returns(), measured, policy, evaluation
+    )  # fmt: skip
+
+
+def learned(trainer: Any, recorder: Recorder, p: int) -> tuple[Any, Any, Spec, dict[str, str]]:
+    """What makes a policy of the member in place `p`: theta, normaliser, task, and facts about it."""
+    import jax
+
+    config, seed = recorder.config, trainer.seeds[p]
+    state = (trainer.state.agent.policy.params, trainer.state.normaliser)
+    theta, normaliser = jax.device_get(jax.tree.map(lambda x: x[p], state))
+    about = {
+        "task": trainer.pool.spec.id, "backend": config.backend, "algorithm": config.algorithm, "seed": str(seed),
+        "steps": str(recorder.steps[p]),
+    }  # fmt: skip
+    return theta, normaliser, trainer.pool.spec, about
 
 
 class Saver:
@@ -275,15 +398,19 @@ class Saver:
             return None, True
         if not allow_drift:
             self.refuse(differences(found.identity, self.identity))
-        if not trainer.restore(found.arrays):
+        same = trainer.restore(found.arrays)
+        if not same.all():
             what = "the replayed environments show other observations than they had shown"
-            if not allow_drift:
+            if trainer.pool.compiled and not allow_drift:
                 raise FileError(f"{self.directory} cannot be resumed exactly: {what}; --allow-drift continues anyway")
-            self.progress.say(f"{what}: this run is no longer exact")
-            exact = False
+            self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
         self.saved = found.iteration
         self.progress.say(f"resuming after iteration {found.iteration}")
-        return restored(self.directory, trainer.config, found), exact
+        recorder = restored(self.directory, trainer.config, found)
+        if not same.all():
+            trainer.start_over()
+            recorder.log.forget()
+        return recorder, exact and bool(same.all())
 
     def save(self, trainer: Any, recorder: Recorder) -> None:
         """A checkpoint of everything, now."""
@@ -315,14 +442,14 @@ def differences(then: Any, now: Any, name: str = "") -> list[str]:
     return [] if then == now else [f"{name} was {then}, is {now}"]
 
 
-def read_config(directory: Path) -> tuple[Config, dict[str, Any]]:
+def read_config(directory: Path, make: Make | None = None) -> tuple[Config, dict[str, Any]]:
     """A run's settings and what config.json says around them; nothing in it is believed unchecked."""
     try:
         about = files.parse_json(files.read(directory, "config.json", files.JSON_LIMIT), "config.json")
         threads = about["runtime"]["PJRT_NPROC"]
         if not isinstance(threads, str) or not re.fullmatch(r"[0-9]{0,4}", threads):
             raise UsageError(f"PJRT_NPROC = {str(threads)[:80]!r} must be a number of threads")
-        return config_of(about["config"]), about
+        return config_of(about["config"], make), about
     except (UsageError, FileError, KeyError, TypeError) as error:
         raise FileError(f"{directory}: config.json cannot be used: {error}") from error
 
@@ -332,8 +459,10 @@ def finished(directory: Path) -> dict[str, Any] | None:
     if not (directory / "DONE").exists():
         return None
     done = files.parse_json(files.read(directory, "DONE", files.JSON_LIMIT), "DONE")
-    if type(done.get("complete")) is not bool or type(done.get("iterations")) is not int:
-        raise FileError(f"{directory}: DONE cannot be used: it lacks complete or iterations; remove it to resume")
+    steps, frozen = done.get("steps"), done.get("frozen")
+    plain = type(done.get("complete")) is bool and isinstance(steps, list) and isinstance(frozen, dict)
+    if not plain or not all(type(count) is int for count in done["steps"]):
+        raise FileError(f"{directory}: DONE cannot be used: it lacks complete, steps or frozen; remove it to resume")
     return done
 
 
@@ -351,6 +480,8 @@ def warn(recorder: Recorder, trainer: Any, progress: Progress) -> None:
 
     if recorder.frozen:
         progress.say(f"warning: frozen at their last good state: {faults_of(recorder)}")
+    if trainer.pool.spec.discrete:
+        return
     log_std = np.asarray(trainer.state.agent.policy.params.log_std)
     low = [seed for p, seed in enumerate(trainer.seeds) if (log_std[p] <= MIN_LOG_STD).any()]
     if low:
@@ -359,16 +490,18 @@ def warn(recorder: Recorder, trainer: Any, progress: Progress) -> None:
 
 def seeds_of(config: Config) -> list[int]:
     """The environment seeds of all members, in the order of the pool."""
-    task = dmc.find(config.task).id
+    name = config.task.removeprefix("dmc/")
+    task = dmc.TASKS[name].id if name in dmc.TASKS else config.task
     seeds = range(config.seed, config.seed + config.seeds)
     return [name for seed in seeds for name in env_seeds(task, config.algorithm, seed, config.num_envs)]
 
 
-def make_pool(config: Config) -> dmc.DmcPool:
+def make_pool(config: Config, make: Make | None = None) -> Seekable:
     """The population's environments; their threads stay on their cores if the run has the whole machine."""
     seeds = seeds_of(config)
     threads = config.threads or min(runtime.cores(), len(seeds))
-    return dmc.make(config.task, seeds, threads, 0 if threads == os.cpu_count() == runtime.cores() else -1)
+    first_core = 0 if threads == os.cpu_count() == runtime.cores() else -1
+    return tasks.make_pool(tasks.find(config.task, config.backend, make), seeds, threads, first_core, make)
 
 
 def open_null() -> Any:
@@ -413,17 +546,12 @@ def finish(
     directory: Path, config: Config, trainer: Any, recorder: Recorder, saver: Saver, facts: dict[str, Any]
 ) -> None:
     """The last checkpoint, the policies, the picture, and DONE."""
-    import jax
-
     from gpi.figures import learning_curves
 
     if saver.saved != trainer.done:
         saver.save(trainer, recorder)
-    state = jax.device_get((trainer.state.agent.policy.params, trainer.state.normaliser))
     for p, seed in enumerate(trainer.seeds):
-        theta, normaliser = jax.tree.map(lambda x, p=p: x[p], state)
-        about = {"task": config.task, "algorithm": config.algorithm, "seed": str(seed), "steps": str(recorder.steps[p])}
-        deploy.save(directory / f"policy-{seed}.safetensors", theta, normaliser, about)
+        deploy.save(directory / f"policy-{seed}.safetensors", *learned(trainer, recorder, p))
     run = Run(directory)
     if any(len(run.episodes(seed)[0]) for seed in run.seeds):
         try:
