@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow reliability lint bench clean
+.PHONY: help setup train test test-slow reliability lint bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 18
@@ -61,6 +61,10 @@ bench: .venv/.bench ## measure throughput beside Stable-Baselines3
 	@$(PIP) --editable '.[bench]'
 	@touch $@
 
+docs: setup ## build the documentation site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html; its search needs a server: $(BIN)/python -m http.server --directory site"
+
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -prune -exec rm -rf {} +
