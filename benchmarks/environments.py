@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpi.core.plan import ALGORITHMS
-from gpi.evaluate import bootstrap, evaluate
+from gpi.evaluation import bootstrap, evaluate
 from gpi.figures import learning_curves
 from gpi.training.record import open_run
 
@@ -43,7 +43,7 @@ class Job(NamedTuple):
         return f"{self.env}-{self.algorithm}-{self.steps // 1000}k"
 
 
-LONG = [Job(env, algorithm, 1_000_000, 5, 3, 20) for algorithm in ("geppo", "ppo") for env in MUJOCO]
+LONG = [Job(env, algorithm, 1_000_000, 5, 2, 20) for algorithm in ("geppo", "ppo") for env in MUJOCO]
 SHORT = [
     Job(env, algorithm, steps, 3, 1, episodes)
     for env, steps, episodes in (
@@ -157,10 +157,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/environments"), help="directory of the runs")
     parser.add_argument("--only", default="", help="only runs with this in their name")
+    parser.add_argument("--train", action="store_true", help="run what is missing, evaluate nothing")
     parser.add_argument("--table", action="store_true", help="print the tables, run nothing")
     parsed = parser.parse_args()
     if not parsed.table:
         run_missing(parsed.out, parsed.only)
+    if not (parsed.table or parsed.train):
         collect(parsed.out)
         draw(parsed.out, parsed.out / "curves.png")
     tables()

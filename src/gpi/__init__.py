@@ -5,7 +5,7 @@ Importing this package changes no global setting and does not start JAX.
 
 from gpi.deploy import Policy, load
 from gpi.errors import GpiError, UsageError
-from gpi.evaluate import Evaluation, evaluate
+from gpi.evaluation import Evaluation, evaluate
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
 from gpi.training.api import audit, resume, train
 from gpi.training.config import Config

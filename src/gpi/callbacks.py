@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpi.errors import UsageError
-from gpi.evaluate import Evaluation
+from gpi.evaluation import Evaluation
 from gpi.training.progress import Report
 
 Callback = Callable[[Report], bool | None]

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpi.evaluate import Evaluation, evaluate, policies_of, task_of
+from gpi.evaluation import Evaluation, evaluate, policies_of, task_of
 
 ENV = "the environment by name; needed for your own, which no run directory may name for you"
 

@@ -59,10 +59,13 @@ def policy_of(theta: Any, normaliser: Any, spec: Actions, about: dict[str, str])
 
 def arrays_of(theta: Any, normaliser: Any, spec: Actions) -> dict[str, np.ndarray]:
     """The arrays of a policy by name."""
+    import jax
+
     from gpi.core.normalize import lens, std
 
-    eye = lens(normaliser.obs)
-    arrays: dict[str, Any] = {"obs/mean": eye.centre, "obs/std": eye.scale, "returns/std": std(normaliser.returns)}
+    with jax.enable_x64(True):  # statistics are in float64
+        eye, scale = lens(normaliser.obs), std(normaliser.returns)
+    arrays: dict[str, Any] = {"obs/mean": eye.centre, "obs/std": eye.scale, "returns/std": scale}
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
     if spec.discrete:

@@ -150,8 +150,8 @@ def assemble(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Policy:
     log_std, low, high = (arrays.get(name) for name in gaussian)
     with np.errstate(over="ignore"):
         largest = [CLIP * np.abs(kernel).sum(0) + np.abs(bias) for kernel, bias in layers]
-        width = np.zeros(1) if low is None or high is None else high - low
-    if not np.isfinite(np.concatenate([*largest, width])).all():
+        width, total = (np.zeros(1),) * 2 if low is None or high is None else (high - low, high + low)
+    if not np.isfinite(np.concatenate([*largest, width, total])).all():
         raise ValueError("weights or bounds are so large that an action could be NaN")
     if (width < 0.0).any() or (arrays["obs/std"] <= 0.0).any():
         raise ValueError("a lower bound is above its upper bound, or a standard deviation is not positive")

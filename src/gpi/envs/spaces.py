@@ -92,7 +92,7 @@ def _parts(space: Any, name: str) -> list[_Part]:
         _small(math.prod(space.shape), space, where)
         if not (space.low <= space.high).all():
             raise Broken(f"{where} space {brief(space)} has low > high or NaN bounds; order them")
-        return [_Part(name, _box(space, where), _single(space.low, -math.inf), _single(space.high, math.inf))]
+        return [_Part(name, _box(space, where), _single(space.low), _single(space.high))]
     if isinstance(space, spaces.Discrete):
         choices, first, shape = (int(space.n),), np.array([int(space.start)]), ()
     elif isinstance(space, spaces.MultiDiscrete):
@@ -128,11 +128,10 @@ def _small(size: int, space: Any, where: str) -> int:
     return size
 
 
-def _single(bound: np.ndarray, outwards: float) -> np.ndarray:
-    """A bound in float32, rounded outwards, so that rounding an observation cannot put it outside."""
+def _single(bound: np.ndarray) -> np.ndarray:
+    """A bound in float32: rounded as observations are, it stays on their side."""
     with np.errstate(over="ignore"):
-        single = bound.ravel().astype(np.float32)
-    return np.where(single == bound.ravel(), single, np.nextafter(single, np.float32(outwards)))
+        return bound.ravel().astype(np.float32)
 
 
 def _taker(space: Any, name: str) -> Callable[[Any, list[Any]], None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 
 if TYPE_CHECKING:
-    from gpi.evaluate import Evaluation
+    from gpi.evaluation import Evaluation
     from gpi.standalone import Policy
 
 PLAIN_SECONDS = 10.0  # between plain lines

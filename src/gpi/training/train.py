@@ -36,6 +36,7 @@ from gpi.training.record import AUDIT, EPISODES, METRICS, TIMING, EpisodeLog, Ru
 if TYPE_CHECKING:  # a run must set JAX and EnvPool up before it starts them
     from gpi.callbacks import Callback
     from gpi.envs.gym import Make
+    from gpi.evaluation import Evaluation
 
 CURVE = "learning_curve.png"
 TRACEBACK = "environment-error.txt"
@@ -327,7 +328,7 @@ def every_seed_frozen(directory: Path, config: Config, recorder: Recorder) -> Di
 
 def report_of(trainer: Any, recorder: Recorder, k: int, measured: dict[str, np.ndarray], guests: Guests) -> Report:
     """An iteration for progress and callbacks."""
-    from gpi import evaluate
+    from gpi.evaluation import play
 
     config = recorder.config
     seeds = tuple(trainer.seeds)
@@ -335,9 +336,9 @@ def report_of(trainer: Any, recorder: Recorder, k: int, measured: dict[str, np.n
     def policy(seed: int) -> deploy.Policy:
         return deploy.policy_of(*learned(trainer, recorder, seeds.index(seed)))
 
-    def evaluation(episodes: int) -> evaluate.Evaluation:
+    def evaluation(episodes: int) -> Evaluation:
         task = tasks.find(config.task, config.backend, guests.make)
-        return evaluate.play({seed: policy(seed) for seed in seeds}, task, guests.make, episodes)
+        return play({seed: policy(seed) for seed in seeds}, task, guests.make, episodes)
 
     steps = int(recorder.steps.max())
     return Report(

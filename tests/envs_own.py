@@ -1,0 +1,118 @@
+"""Environments of our own, as a user would write them: sound ones, and ones that fail late."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Walk(gymnasium.Env[np.ndarray, np.ndarray]):
+    """A walk on a line towards 1: episodes end by death beyond 2, or are cut after a length drawn at reset."""
+
+    observation_space = spaces.Box(-4.0, 4.0, (2,), np.float32)
+    action_space = spaces.Box(-1.0, 3.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.x = float(self.np_random.uniform(-1, 1))
+        self.limit, self.time = int(self.np_random.integers(5, 40)), 0
+        return self.seen(), {}
+
+    def seen(self) -> np.ndarray:
+        return np.array([self.x, self.time / 40], np.float32)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert self.action_space.contains(action), action
+        self.x += 0.2 * float(action[0]) + 0.02 * float(self.np_random.standard_normal())
+        self.time += 1
+        return self.seen(), 1.0 - abs(self.x - 1.0), abs(self.x) > 2.0, self.time >= self.limit, {}
+
+
+class Choice(Walk):
+    """The same walk with three actions, counted from 5, and observations in parts."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(-4.0, 4.0, (1,), np.float32), "late": spaces.Discrete(2)})  # type: ignore[assignment]
+    action_space = spaces.Discrete(3, start=5)  # type: ignore[assignment]
+
+    def seen(self) -> Any:
+        return {"x": np.array([self.x], np.float32), "late": int(self.time > 20)}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.x += 0.2 * (int(action) - 6)
+        self.time += 1
+        return self.seen(), 1.0 - abs(self.x - 1.0), abs(self.x) > 2.0, self.time >= self.limit, {}
+
+
+CLOCK = itertools.count()
+
+
+class Drifting(Walk):
+    """Begins where its seed says and goes on as it likes: nobody can replay it."""
+
+    def step(self, action: np.ndarray) -> Any:
+        self.x += 1e-3 * (next(CLOCK) % 7)
+        return super().step(action)
+
+
+class Late(Walk):
+    """Raises at its 2000th step, unless it was mended."""
+
+    mended = False
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, action: np.ndarray) -> Any:
+        self.steps += 1
+        if self.steps == 2000 and not self.mended:
+            raise RuntimeError("the motor is too hot")
+        return super().step(action)
+
+
+class Poisoned(Walk):
+    """Shows NaN after its 2000th step; `only` the environments of one number, or all."""
+
+    only: int | None = None
+    made = 0
+
+    def __init__(self) -> None:
+        self.steps, self.number = 0, Poisoned.made
+        Poisoned.made += 1
+
+    def step(self, action: np.ndarray) -> Any:
+        self.steps += 1
+        obs, *rest = super().step(action)
+        if self.steps > 2000 and self.only in (None, self.number):
+            obs = np.full_like(obs, np.nan)
+        return obs, *rest
+
+
+class Count(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Pays 1 a step for as many steps as its seed says, 1 to 9."""
+
+    observation_space = spaces.Box(0.0, 10.0, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 10))
+        return np.array([self.left], np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.left -= 1
+        return np.array([self.left], np.float32), 1.0, self.left == 0, False, {}
+
+
+class Endless(Count):
+    """Never ends."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return np.array([1.0], np.float32), 1.0, False, False, {}
+
+
+gymnasium.register("OwnWalk-v0", f"{__name__}:Walk")
