@@ -1,6 +1,7 @@
-"""Environment steps per second on cheetah-run, beside Stable-Baselines3 in the same run.
+"""Environment steps per second on cheetah-run or another environment, beside Stable-Baselines3 in the same run.
 
     python benchmarks/throughput.py [--quick] [--only sb3]      # needs: pip install -e '.[bench]'
+    python benchmarks/throughput.py --env Pendulum-v1           # a Gymnasium environment in Python on both sides
 
 Every system runs in a process of its own and all take turns, round after round, because shared machines are noisy:
 a rate is the median over rounds and a ratio the median of the rounds' own ratios. A rate is all steps over all wall
@@ -46,6 +47,8 @@ GOALS: dict[str, tuple[int | None, int | None]] = {
     "GPI ppo x1": (None, 7),
     "GPI geppo x1": (None, 5),
 }
+GYMNASIUM_GOALS: dict[str, tuple[int | None, int | None]] = {"GPI geppo x5": (None, 4), "GPI ppo x5": (None, 4)}
+CHEETAH = "cheetah-run"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,23 +78,26 @@ class System:
 # --- Stable-Baselines3, inside its own process ------------------------------------------------------------------------
 
 
-def sb3_model(algorithm: str) -> Any:
+def sb3_model(algorithm: str, name: str) -> Any:
     """PPO or TRPO with our batch settings: 2,048 steps, 10 epochs of 32 minibatches, two 64x64 tanh networks."""
     import gymnasium
-    import shimmy
     from sb3_contrib import TRPO
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-    gymnasium.register_envs(shimmy)
-    env = DummyVecEnv([lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make("dm_control/cheetah-run-v0"))])
+    if name == CHEETAH:
+        import shimmy
+
+        gymnasium.register_envs(shimmy)
+        name = "dm_control/cheetah-run-v0"
+    env = DummyVecEnv([lambda: gymnasium.wrappers.FlattenObservation(gymnasium.make(name))])
     env = VecNormalize(env, gamma=0.995)
     if algorithm == "ppo":
         return PPO("MlpPolicy", env, learning_rate=3e-4, n_epochs=10, **SB3_COMMON)
     return TRPO("MlpPolicy", env, learning_rate=3e-4, n_critic_updates=10, **SB3_TRPO, **SB3_COMMON)
 
 
-def sb3_worker(algorithm: str, threads: int, iterations: int, out: Path) -> None:
+def sb3_worker(algorithm: str, name: str, threads: int, iterations: int, out: Path) -> None:
     """Train, and write `timing.json`, one object per iteration."""
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
@@ -108,7 +114,7 @@ def sb3_worker(algorithm: str, threads: int, iterations: int, out: Path) -> None
 
         _on_rollout_start = _on_rollout_end = _on_training_end = _mark
 
-    sb3_model(algorithm).learn(iterations * 2048, callback=Clock())
+    sb3_model(algorithm, name).learn(iterations * 2048, callback=Clock())
     rows = [
         {"steps": 2048, "collect_s": mid - start, "learn_s": end - mid, "total_s": end - start}
         for start, mid, end in zip(marks[::2], marks[1::2], marks[2::2], strict=False)
@@ -172,12 +178,12 @@ def read_run(rows: list[dict[str, float]], figures: dict[str, Any]) -> Run:
     )
 
 
-def sb3(algorithm: str, threads: int, iterations: int) -> Run:
+def sb3(name: str, algorithm: str, threads: int, iterations: int) -> Run:
     """One seed of SB3's PPO or sb3-contrib's TRPO."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         worker = ["--worker", algorithm, "--threads", str(threads), "--iterations", str(iterations), "--out", folder]
-        command = [sys.executable, __file__, *worker]
+        command = [sys.executable, __file__, "--env", name, *worker]
         figures = execute(command, {"OMP_NUM_THREADS": str(threads)}, out / "log")
         return read_run(json.loads((out / "timing.json").read_text()), figures)
 
@@ -194,56 +200,61 @@ def our_rows(path: Path, seeds: int) -> list[dict[str, float]]:
     return rows
 
 
-def ours(algorithm: str, seeds: int, iterations: int, cache: Path) -> Run:
+def ours(name: str, algorithm: str, seeds: int, iterations: int, cache: Path) -> Run:
     """`gpi train` with the paper's settings, all defaults on; `cache` holds its compiled programs."""
     samples = 1024 if algorithm.startswith("ge") else 2048
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         options = {"algorithm": algorithm, "seeds": seeds, "steps": iterations * samples, "out": out}
         flags = [text for key, value in options.items() for text in (f"--{key}", str(value))]
-        command = [sys.executable, "-m", "gpi.cli", "train", "cheetah-run", *flags]
+        flags += [] if name == CHEETAH else ["--backend", "gymnasium"]
+        command = [sys.executable, "-m", "gpi.cli", "train", name, *flags]
         extra_env = {"JAX_COMPILATION_CACHE_DIR": str(cache)}
         figures = execute(command, extra_env, Path(folder) / "log", out / "timing.csv")
         compile_s = json.loads((out / "DONE").read_text())["compile_seconds"]
         return read_run(our_rows(out / "timing.csv", seeds), figures | {"compile_s": compile_s})
 
 
-def startup() -> dict[str, Run]:
+def startup(name: str) -> dict[str, Run]:
     """One iteration of GePPO, 5 seeds, with an empty compilation cache and again with a filled one."""
     with tempfile.TemporaryDirectory() as folder:
-        return {state: ours("geppo", 5, 1, Path(folder)) for state in ("cold", "cached")}
+        return {state: ours(name, "geppo", 5, 1, Path(folder)) for state in ("cold", "cached")}
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def best_threads(algorithm: str, turns: int) -> int:
+def best_threads(name: str, algorithm: str, turns: int) -> int:
     """The thread count, 1 or 2, with which SB3 is faster here: the best of some short turns each."""
     rates = {1: 0.0, 2: 0.0}
     for threads in (1, 2) * turns:
-        rates[threads] = max(rates[threads], sb3(algorithm, threads, DROPPED + 2).rate)
+        rates[threads] = max(rates[threads], sb3(name, algorithm, threads, DROPPED + 2).rate)
     print(f"SB3 {algorithm.upper()}: " + ", ".join(f"{t} torch threads {r:,.0f}/s" for t, r in rates.items()))
     return max(rates, key=rates.__getitem__)
 
 
-def systems(quick: bool, only: str, cache: Path) -> list[System]:
+def systems(name: str, quick: bool, only: str, cache: Path) -> list[System]:
     """Every row, in the order in which a round runs them."""
     rows: list[System] = []
     if only in ("", "sb3"):
         for algorithm in ("ppo", "trpo"):
-            threads = best_threads(algorithm, turns=1 if quick else 2)
-            job = functools.partial(sb3, algorithm, threads, DROPPED + (2 if quick else 6))
+            threads = best_threads(name, algorithm, turns=1 if quick else 2)
+            job = functools.partial(sb3, name, algorithm, threads, DROPPED + (2 if quick else 6))
             rows.append(System(f"SB3 {algorithm.upper()}", 1, job))
     if only in ("", "gpi"):
         pairs = [("ppo", 1), ("ppo", 5), ("geppo", 1), ("geppo", 5)]
-        pairs += [] if quick else [("trpo", 1), ("getrpo", 5), ("gevmpo", 5), *(("geppo", p) for p in (2, 4, 8, 16))]
+        pairs += (
+            []
+            if quick or name != CHEETAH
+            else [("trpo", 1), ("getrpo", 5), ("gevmpo", 5), *(("geppo", p) for p in (2, 4, 8, 16))]
+        )
         for algorithm, seeds in pairs:
-            job = functools.partial(ours, algorithm, seeds, 12 if quick else 40 if seeds <= 5 else 20, cache)
+            job = functools.partial(ours, name, algorithm, seeds, 12 if quick else 40 if seeds <= 5 else 20, cache)
             rows.append(System(f"GPI {algorithm} x{seeds}", seeds, job))
     return rows
 
 
-def measure(rows: Iterable[System], rounds: int, with_startup: bool) -> tuple[dict[str, list[Run]], list[Any]]:
+def measure(rows: Iterable[System], rounds: int, with_startup: str) -> tuple[dict[str, list[Run]], list[Any]]:
     """All systems once per round, and the start-up of ours."""
     rows = list(rows)
     runs: dict[str, list[Run]] = {system.name: [] for system in rows}
@@ -254,7 +265,7 @@ def measure(rows: Iterable[System], rounds: int, with_startup: bool) -> tuple[di
             runs[system.name].append(run)
             print(f"round {k + 1}/{rounds}  {system.name:<15} {run.rate:>9,.0f}/s  other load {run.other_load:.2f}")
         if with_startup:
-            starts.append(startup())
+            starts.append(startup(with_startup))
     return runs, starts
 
 
@@ -273,9 +284,9 @@ def ratio(runs: dict[str, list[Run]], name: str) -> float | None:
     return median(run.rate / base.rate for run, base in zip(runs[name], runs[BASE], strict=True))
 
 
-def verdict(name: str, rate: float, multiple: float | None) -> str:
+def verdict(goals: dict[str, tuple[int | None, int | None]], name: str, rate: float, multiple: float | None) -> str:
     """The promised figures for this row and whether they hold."""
-    steps, times = GOALS.get(name, (None, None))
+    steps, times = goals.get(name, (None, None))
     asked = [f"{steps:,}/s"] if steps else []
     asked += [f"{times}x"] if times else []
     if not asked or (times and multiple is None):
@@ -296,8 +307,9 @@ def show(header: list[str], rows: list[list[str]]) -> None:
     print()
 
 
-def show_rates(rows: list[System], runs: dict[str, list[Run]]) -> None:
+def show_rates(env: str, rows: list[System], runs: dict[str, list[Run]]) -> None:
     """Rates and ratios, with the range over rounds, where the time goes and the peak memory."""
+    goals = GOALS if env == CHEETAH else GYMNASIUM_GOALS
     table = []
     for system in rows:
         mine, multiple = runs[system.name], ratio(runs, system.name)
@@ -306,7 +318,7 @@ def show_rates(rows: list[System], runs: dict[str, list[Run]]) -> None:
         shares = [f"{middle(mine, share):.0%}" for share in ("collect", "learn")]
         times = "" if multiple is None else f"{multiple:.1f}x"
         span, memory = f"{low:,.0f}-{high:,.0f}", f"{middle(mine, 'peak_mb'):,.0f}"
-        goal = verdict(system.name, rate, multiple)
+        goal = verdict(goals, system.name, rate, multiple)
         table.append([system.name, str(system.seeds), f"{rate:,.0f}", span, times, *shares, memory, goal])
     show(["system", "seeds", "steps/s", "range", f"/ {BASE}", "collect", "learn", "peak MB", "goal"], table)
 
@@ -371,15 +383,15 @@ def record(runs: dict[str, list[Run]], starts: list[dict[str, Run]], options: di
         sink.write(json.dumps(line) + "\n")
 
 
-def report(rows: list[System], runs: dict[str, list[Run]], starts: list[dict[str, Run]]) -> None:
+def report(env: str, rows: list[System], runs: dict[str, list[Run]], starts: list[dict[str, Run]]) -> None:
     """Print everything."""
     machine = hardware()
     loads = [run.other_load for mine in runs.values() for run in mine]
-    print(f"\ncheetah-run on {machine['cpu']}, {machine['cores']} cores; ", end="")
+    print(f"\n{env} on {machine['cpu']}, {machine['cores']} cores; ", end="")
     print(f"busy with other work meanwhile: {median(loads):.2f} cores (median), {max(loads):.2f} (worst)\n")
     if median(loads) > QUIET:
         print(f"WARNING: the machine was not quiet (more than {QUIET} cores): repeat before quoting a figure.\n")
-    show_rates(rows, runs)
+    show_rates(env, rows, runs)
     if "GPI geppo x5" in runs:
         show_growth(runs)
         show_startup(starts)
@@ -388,6 +400,7 @@ def report(rows: list[System], runs: dict[str, list[Run]], starts: list[dict[str
 def parse() -> argparse.Namespace:
     """The command line; the worker's options are for this script's own use."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--env", default=CHEETAH, help="cheetah-run, or a Gymnasium id, in Python on both sides")
     parser.add_argument("--quick", action="store_true", help="one short round, populations 1 and 5")
     parser.add_argument("--rounds", type=int, default=3, help="how often every system runs (default 3)")
     parser.add_argument("--only", choices=["sb3", "gpi"], default="", help="measure one side alone, without ratios")
@@ -402,13 +415,14 @@ def main() -> None:
     """Measure, print, record."""
     arguments = parse()
     if arguments.worker:
-        return sb3_worker(arguments.worker, arguments.threads, arguments.iterations, Path(arguments.out))
+        return sb3_worker(arguments.worker, arguments.env, arguments.threads, arguments.iterations, Path(arguments.out))
     rounds = 1 if arguments.quick else arguments.rounds
     with tempfile.TemporaryDirectory() as cache:
-        rows = systems(arguments.quick, arguments.only, Path(cache))
-        runs, starts = measure(rows, rounds, with_startup=arguments.only != "sb3")
-    report(rows, runs, starts)
-    record(runs, starts, {"quick": arguments.quick, "rounds": rounds, "only": arguments.only})
+        rows = systems(arguments.env, arguments.quick, arguments.only, Path(cache))
+        runs, starts = measure(rows, rounds, with_startup="" if arguments.only == "sb3" else arguments.env)
+    report(arguments.env, rows, runs, starts)
+    options = {"env": arguments.env, "quick": arguments.quick, "rounds": rounds, "only": arguments.only}
+    record(runs, starts, options)
 
 
 if __name__ == "__main__":

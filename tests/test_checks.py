@@ -1,0 +1,349 @@
+"""A broken environment is named in one line before training, a sound one is left alone; late faults are named too."""
+
+import time
+import warnings
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import pytest
+import zoo
+from zoo import MODULES, SOUND, ZOO, Faulty
+
+from gpi.envs import checks, dmc
+from gpi.envs.checks import IRREPRODUCIBLE, STEPS, check, traceback_of
+from gpi.envs.gym import GymPool
+from gpi.envs.tasks import Task, find
+from gpi.envs.workers import WorkerPool
+from gpi.errors import EnvironmentFault, GpiError, UsageError
+
+GYMNASIUM = (
+    "CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "FrozenLake-v1",
+    "FrozenLake8x8-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1",
+)  # fmt: skip
+MUJOCO = ("Hopper-v5", "InvertedPendulum-v5", "Reacher-v5")
+PLENTY = 20.0
+"""Seconds that no check here needs: the number of steps ends it."""
+NATIVE = ("cheetah-run", "humanoid-walk", "reacher-easy", "Ant-v5", "CartPole-v1")
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Modules that cannot be imported."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def line_of(member: Faulty) -> str:
+    """What the checks say of a member of the zoo."""
+    with pytest.raises(member.kind) as caught:
+        check(find(member.name))
+    assert type(caught.value) is member.kind
+    return str(caught.value)
+
+
+# --- faulty environments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("member", ZOO, ids=[member.name for member in ZOO])
+@pytest.mark.usefixtures("modules")
+def test_every_member_of_the_zoo_is_named_in_one_line(member: Faulty):
+    began = time.monotonic()
+    line = line_of(member)
+    assert time.monotonic() - began < 2.0
+    assert len(line.splitlines()) == 1 and line.isprintable() and len(line) < 500
+    assert member.name in line
+    assert ": " in line.replace(member.name, "", 1) or member.kind is UsageError
+    assert "; " in line, "no remedy"
+    for words in member.words:
+        assert words in line
+
+
+def test_the_zoo_is_large_and_has_no_twins():
+    assert len(ZOO) >= 40
+    assert len({member.name for member in ZOO}) == len(ZOO)
+
+
+def test_faults_end_with_exit_code_6():
+    assert EnvironmentFault("x").exit_code == 6
+
+
+def test_a_function_is_checked_under_its_name():
+    def make() -> gymnasium.Env:
+        return zoo.SeesNan()  # type: ignore[abstract]
+
+    with pytest.raises(EnvironmentFault, match=r"^my task: step 5 of episode 1: observation 1 is nan"):
+        check(find("my task", make=make), make)
+
+
+def test_a_slow_environment_is_not_played_for_longer():
+    class Slow(zoo.Sound):
+        def pay(self):
+            time.sleep(0.02)
+            return 0.0
+
+    began = time.monotonic()
+    checked = check(find("slow", make=Slow), Slow, seconds=0.5)
+    assert 0.3 < time.monotonic() - began < 1.0
+    assert 10 < checked.steps < 100
+
+
+def test_an_unregistered_id_is_bad_usage():
+    with pytest.raises(UsageError, match="unknown Gymnasium id 'Nothing-v0'"):
+        check(Task("Nothing-v0", "gymnasium", own=False))
+
+
+# --- the traceback ------------------------------------------------------------------------------------------------
+
+
+def crash(error: type[BaseException] = EnvironmentFault, name: str = "zoo:CrashesDeep") -> BaseException:
+    with pytest.raises(error) as caught:
+        check(find(name))
+    return caught.value
+
+
+def test_the_users_traceback_is_kept_without_our_frames():
+    text = traceback_of(crash())
+    assert text is not None and text.startswith("Traceback (most recent call last):")
+    assert text.endswith("ValueError: negative mass\n") and "compute_the_reward" in text and "zoo.py" in text
+    assert str(checks.PACKAGE) not in text
+
+
+def test_the_traceback_of_a_failed_import_begins_in_the_module(modules):
+    text = traceback_of(crash(name="zoo_raises:make"))
+    assert text is not None and "zoo_raises.py" in text and "importlib" not in text
+
+
+@pytest.mark.parametrize("name", ["zoo:SeesList", "zoo:PaysText", "zoo:ResetWithoutSeed", "zoo:SeesNan"])
+def test_a_broken_contract_has_no_traceback(name: str):
+    assert traceback_of(crash(name=name)) is None
+
+
+def test_a_traceback_keeps_what_it_came_from():
+    def make() -> None:
+        try:
+            {}["mass"]
+        except KeyError as error:
+            raise ValueError("no mass") from error
+
+    with pytest.raises(EnvironmentFault) as caught:
+        check(find("x", make=make), make)
+    text = traceback_of(caught.value)
+    assert text is not None and "KeyError: 'mass'" in text and "direct cause" in text
+
+
+# --- sound environments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*GYMNASIUM, *SOUND])
+def test_no_false_alarm(name: str):
+    checked = check(find(name, "gymnasium" if ":" not in name else "auto"), seconds=PLENTY)
+    assert checked.reproducible and checked.notes == ()
+    assert checked.spec.id == name and checked.steps > 1000 and checked.episodes > 1
+
+
+@pytest.mark.parametrize("name", MUJOCO)
+def test_no_false_alarm_with_mujoco(name: str):
+    pytest.importorskip("mujoco")
+    assert check(find(name, "gymnasium"), seconds=PLENTY).notes == ()
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_no_false_alarm_on_envpool(name: str):
+    checked = check(find(name), seconds=PLENTY)
+    assert checked.reproducible and checked.notes == () and checked.steps == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in dmc.TASKS if name not in NATIVE])
+def test_no_false_alarm_on_the_other_tasks(name: str):
+    checked = check(find(name), seconds=PLENTY)
+    assert checked.reproducible and checked.notes == () and checked.steps == STEPS
+    assert checked.spec == dmc.TASKS[name]
+
+
+@pytest.mark.parametrize("name", ["Shaky", "SharesRandomNumbers", "EndsByLuck", "EndsByAge"])
+def test_steps_that_do_not_reproduce_are_a_note(name: str):
+    checked = check(find(f"zoo:{name}"))
+    assert not checked.reproducible and checked.notes == (IRREPRODUCIBLE,)
+
+
+def test_episodes_that_never_end_are_a_note():
+    checked = check(find("zoo:Endless"), seconds=PLENTY)
+    assert checked.reproducible and checked.episodes == 0
+    assert len(checked.notes) == 1 and f"no episode ended in {STEPS} steps" in checked.notes[0]
+
+
+def test_what_an_environment_says_is_kept_apart(capsys):
+    filters = list(warnings.filters)
+    check(find("zoo:Talks"))
+    said = capsys.readouterr()
+    assert said.out == "" and "talking" in said.err and len(said.err) <= 1000
+    assert list(warnings.filters) == filters
+
+
+def test_extremes_and_every_action_are_tried():
+    tried = []
+
+    class Notes(zoo.ActsOddly):
+        def step(self, action):
+            tried.append(action.ravel())
+            return super().step(action)
+
+    check(find("x", make=Notes), Notes)
+    low, high = Notes.action.low.ravel(), Notes.action.high.ravel()  # type: ignore[union-attr]
+    assert (np.min(tried, axis=0) == low).all() and (np.max(tried, axis=0) == high).all()
+    assert any(((low < action) & (action < high)).all() for action in tried)
+
+
+def test_the_environments_are_closed_also_after_a_fault():
+    closed = []
+
+    class Closes(zoo.SeesNan):
+        def close(self):
+            closed.append(self)
+
+    with pytest.raises(EnvironmentFault):
+        check(find("x", make=Closes), Closes)
+    assert len(closed) == 2
+
+
+def test_workers_must_be_able_to_import_what_is_checked():
+    with pytest.raises(UsageError, match="cannot be imported by worker processes; define it at the top level"):
+        check(find("x", "processes", lambda: None), lambda: None)
+    assert check(find("zoo:Sound", "processes", zoo.Sound), zoo.Sound).reproducible
+
+
+# --- EnvPool, broken by hand --------------------------------------------------------------------------------------
+
+
+class Damaged:
+    """A pool of EnvPool's that is wrong in one thing."""
+
+    def __init__(self, pool, wrong: str, second: bool):
+        self.pool, self.spec, self.handle = pool, pool.spec, pool.handle
+        self.wrong, self.second, self.calls, self.over = wrong, second, 0, np.zeros(2, np.bool_)
+
+    def reset(self, handle):
+        _, obs = self.pool.reset(handle)
+        return handle, obs + np.float32(self.wrong == "seed" and self.second)
+
+    def play(self, action):
+        out = self.pool.play(action)
+        self.calls += 1
+        if self.calls == 7 and self.wrong == "nan":
+            out.reward[1] = np.nan
+        if self.calls == 7 and self.wrong == "shape":
+            return out._replace(obs=out.obs[:, 1:])
+        if self.calls == 7 and self.wrong == "drift" and self.second:
+            out.obs[0, 0] += 1.0
+        if self.wrong == "stale":
+            out.reward[self.over] = np.nan
+        self.over = out.terminated | out.truncated
+        return out
+
+    def close(self):
+        self.pool.close()
+
+
+@pytest.fixture
+def damage(monkeypatch) -> Callable[[str], None]:
+    """What breaks the pools to come."""
+
+    def break_pools(wrong: str) -> None:
+        made, real = [], checks.make_pool
+
+        def make_pool(*orders):
+            made.append(Damaged(real(*orders), wrong, second=bool(made)))
+            return made[-1]
+
+        monkeypatch.setattr(checks, "make_pool", make_pool)
+
+    return break_pools
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("seed", "reset 1: the same seeds gave different"), ("nan", "step 7: an observation or reward is not finite"),
+     ("shape", "step 7: observations have shape (2, 16), not (2, 17)")],
+)  # fmt: skip
+def test_a_damaged_envpool_is_named(damage, wrong: str, words: str):
+    damage(wrong)
+    with pytest.raises(EnvironmentFault) as caught:
+        check(find("cheetah-run"))
+    assert str(caught.value).startswith("dmc/cheetah-run: ") and words in str(caught.value)
+
+
+def test_envpool_that_does_not_repeat_itself_is_a_note(damage):
+    damage("drift")
+    assert check(find("CartPole-v1")).notes == (IRREPRODUCIBLE,)
+
+
+def test_rewards_after_an_end_are_not_judged(damage):
+    damage("stale")
+    checked = check(find("CartPole-v1"), seconds=PLENTY)
+    assert checked.episodes > 10 and checked.notes == ()
+
+
+# --- late faults --------------------------------------------------------------------------------------------------
+
+
+def play_on(pool: GymPool | WorkerPool, steps: int = 250) -> GpiError:
+    """The fault that playing runs into."""
+    try:
+        pool.reset(None)
+        with pytest.raises(EnvironmentFault) as caught:
+            for _ in range(steps):
+                pool.play(np.zeros((pool.num_envs, pool.spec.action_size), np.float32))
+        return caught.value
+    finally:
+        pool.close()
+
+
+def pools(name: str) -> tuple[GymPool, WorkerPool]:
+    return GymPool(f"zoo:{name}", getattr(zoo, name), [1, 2, 3]), WorkerPool(f"zoo:{name}", None, [1, 2, 3], 2)
+
+
+def test_a_late_fault_is_named_with_its_step():
+    for pool in pools("BreaksLate"):
+        assert str(play_on(pool)) == (
+            "zoo:BreaksLate: step 200 of episode 1: observation has shape (2,), its space has (3,); "
+            "return the shape of the space"
+        )
+
+
+def test_a_late_crash_keeps_the_users_traceback_also_from_a_worker():
+    texts = []
+    for pool in pools("CrashesDeep"):
+        fault = play_on(pool)
+        assert "step 200 of episode 1: step raised ValueError: negative mass; mend" in str(fault)
+        texts.append(traceback_of(fault))
+    assert texts[0] == texts[1] and "in compute_the_reward" in texts[0]
+
+
+def test_a_late_observation_outside_its_space_names_its_environment():
+    class Leaves(zoo.Sound):
+        def see(self):
+            return self.state + np.float32(50.0 if self.t == 12 else 0.0)
+
+    assert "x: step 12 of episode 1: observation 0 is" in str(play_on(GymPool("x", Leaves, [1, 2])))
+
+
+def test_a_worker_that_dies_is_named():
+    fault = play_on(WorkerPool("zoo:Dies", None, [1, 2, 3], 2))
+    assert str(fault).startswith("zoo:Dies: step 4 of the pool: the worker process of environments 0 to 1 died")
+    assert "exit code 7" in str(fault) and len(str(fault).splitlines()) == 1 and traceback_of(fault) is None
+
+
+def test_a_worker_that_dies_at_once_is_named():
+    with pytest.raises(EnvironmentFault, match=r"zoo:DiesWhenMade: .*environments 0 to 0 died \(exit code 9\)"):
+        WorkerPool("zoo:DiesWhenMade", None, [1], 1)
+
+
+def test_numbers_that_are_none_are_left_to_training():
+    pool = GymPool("x", zoo.PaysNanLate, [1])
+    pool.reset(None)
+    rewards = [float(pool.play(np.zeros((1, 2), np.float32)).reward[0]) for _ in range(4)]
+    pool.close()
+    assert np.isnan(rewards[2]) and rewards[3] == np.inf
