@@ -26,6 +26,7 @@ from gpi.training.record import open_run
 
 RECORD = Path(__file__).with_name("environments.jsonl")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
+LAST = 20  # episodes of training whose mean return is shown beside the evaluation
 
 
 class Job(NamedTuple):
@@ -103,7 +104,7 @@ def collect(out: Path) -> None:
         played = evaluate(directory, episodes=job.episodes)
         lines[job.name] = {
             "name": job.name, **job._asdict(),
-            "training": {str(seed): round(x, 2) for seed, x in run.returns.items()},
+            "training": {str(seed): round(float(run.episodes(seed)[1][-LAST:].mean()), 2) for seed in run.seeds},
             "evaluation": {str(seed): round(x, 2) for seed, x in played.means.items()},
             "worst_episode": round(min(float(x.min()) for x in played.returns.values()), 2),
             "versions": about["versions"], "devices": about["devices"], "started": about["started"],

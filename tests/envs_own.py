@@ -74,6 +74,15 @@ class Late(Walk):
         return super().step(action)
 
 
+class Crash(Walk):
+    """Raises at the third step of every episode."""
+
+    def step(self, action: np.ndarray) -> Any:
+        if self.time == 2:
+            raise ZeroDivisionError("no friction\nat all")
+        return super().step(action)
+
+
 class Poisoned(Walk):
     """Shows NaN after its 2000th step; `only` the environments of one number, or all."""
 

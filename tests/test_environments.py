@@ -2,8 +2,11 @@
 
 import csv
 import json
+import os
+import re
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,6 +327,25 @@ def test_modules_are_found_where_one_is(tmp_path: Path):
         command = [str(Path(sys.executable).with_name("gpi")), "check", name]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode == 0 and f"{name}: no problem" in result.stdout, result
+
+
+@pytest.mark.parametrize("words", [["check", "envs_own:Crash"], ["train", "envs_own:Crash", "--out", "run"]])
+def test_a_broken_environment_is_one_line_and_its_traceback_is_kept(words: list[str], tmp_path: Path):
+    command = [sys.executable, "-m", "gpi.cli", *words]
+    begin = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    seconds = time.monotonic() - begin
+    assert result.returncode == 6 and result.stdout == "" and result.stderr.count("\n") == 1, result
+    line = re.fullmatch(
+        r"gpi: envs_own:Crash: step 3 of episode 1: step raised ZeroDivisionError: no friction at all; mend the "
+        r"environment \(traceback: (\S+)\)\n", result.stderr,
+    )  # fmt: skip
+    assert line, result.stderr
+    text = Path(line[1]).read_text()
+    assert 'raise ZeroDivisionError("no friction' in text and "envs_own.py" in text
+    assert seconds < 4.0, "two seconds, and as many for a busy machine to start Python"
+    assert [path.name for path in tmp_path.iterdir()] == [Path(line[1]).name], "no run directory is left"
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------

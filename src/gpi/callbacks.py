@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpi import files
 from gpi.errors import UsageError
 from gpi.evaluation import Evaluation
 from gpi.training.progress import Report
@@ -58,16 +58,19 @@ class Evaluate:
             return False
         result = report.evaluate(self.episodes)
         self.results.append((report.steps, result))
-        path = report.directory / "evaluations.csv"
-        new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            if new:
-                rows.writerow(["seed", "steps", "return", "low", "high", "episodes"])
-            for seed, mean in result.means.items():
-                low, high = result.interval(seed)
-                rows.writerow([seed, report.steps, f"{mean:.9g}", f"{low:.9g}", f"{high:.9g}", self.episodes])
+        lines = ["seed,steps,return,low,high,episodes", *earlier(report.directory / "evaluations.csv", report.steps)]
+        for seed, mean in result.means.items():
+            low, high = result.interval(seed)
+            lines.append(f"{seed},{report.steps},{mean:.9g},{low:.9g},{high:.9g},{self.episodes}")
+        files.write(report.directory / "evaluations.csv", ("\n".join(lines) + "\n").encode())
         return all(mean >= self.stop_at for mean in result.means.values())
+
+
+def earlier(path: Path, steps: int) -> list[str]:
+    """The lines of an evaluation table before `steps`: what a run that was killed wrote after it is written again."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text(encoding="utf-8").splitlines()[1:] if int(line.split(",")[1]) < steps]
 
 
 class TensorBoard:
