@@ -4,7 +4,8 @@
     python benchmarks/environments.py --table         # print the tables of benchmarks/environments.jsonl
 
 24 populations of 3 seeds and 4 of 5 seeds, each `gpi train ENV --algorithm A --steps N --seeds S` at its defaults, then
-100 evaluation episodes for every seed (20 where they take 1,000 steps). Finished runs are kept, so that the command can
+100 evaluation episodes for every seed (20 where they take 1,000 steps). CartPole-v1 is also trained until it is solved:
+until all seeds average 475 over 100 evaluation episodes. Finished runs are kept, so that the command can
 be interrupted and called again. Every finished run is one line of benchmarks/environments.jsonl.
 """
 
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import gpi
+from gpi.callbacks import Evaluate
 from gpi.core.plan import ALGORITHMS
 from gpi.evaluation import bootstrap, evaluate
 from gpi.figures import learning_curves
@@ -112,6 +115,29 @@ def collect(out: Path) -> None:
         RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
 
 
+def solve(algorithm: str, out: Path) -> dict[str, Any]:
+    """Steps after which all three seeds average 475 over 100 evaluation episodes of CartPole-v1: then it is solved."""
+    evaluation = Evaluate(every=5, episodes=100, stop_at=475.0)
+    directory = out / f"solved-{algorithm}"
+    gpi.train(algorithm, "CartPole-v1", seeds=3, steps=100_000, out=directory, quiet=True, callbacks=[evaluation])
+    steps, result = evaluation.results[-1]
+    about = json.loads((directory / "config.json").read_text())
+    return {
+        "name": f"solved-{algorithm}", "algorithm": algorithm, "steps": steps, "versions": about["versions"],
+        "evaluation": {str(seed): round(x, 2) for seed, x in result.means.items()},
+        "solved": all(x >= evaluation.stop_at for x in result.means.values()), "started": about["started"],
+    }  # fmt: skip
+
+
+def solve_missing(out: Path) -> None:
+    """CartPole-v1 with each algorithm, stopped when it is solved."""
+    lines = {line["name"]: line for line in read()}
+    for algorithm in ALGORITHMS:
+        if f"solved-{algorithm}" not in lines:
+            lines[f"solved-{algorithm}"] = solve(algorithm, out)
+            RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
+
+
 def read() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
 
@@ -125,6 +151,12 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 def tables() -> None:
     """Every seed of every run."""
     found = {line["name"]: line for line in read()}
+    solved = [found[f"solved-{name}"] for name in ALGORITHMS if f"solved-{name}" in found]
+    header = ["environment", "algorithm", "steps", *(f"seed {seed}" for seed in range(3)), "solved"]
+    print(markdown(header, [
+        ["CartPole-v1", x["algorithm"], f"{x['steps']:,}", *(f"{r:.1f}" for r in x["evaluation"].values()),
+         "yes" if x["solved"] else "no"] for x in solved
+    ]), end="\n\n")  # fmt: skip
     for jobs in (SHORT, LONG):
         seeds = jobs[0].seeds
         rows = []
@@ -165,6 +197,7 @@ def main() -> None:
         run_missing(parsed.out, parsed.only)
     if not (parsed.table or parsed.train):
         collect(parsed.out)
+        solve_missing(parsed.out)
         draw(parsed.out, parsed.out / "curves.png")
     tables()
 

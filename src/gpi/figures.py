@@ -32,8 +32,8 @@ def task_of(run: Run) -> str:
 
 
 def label(run: Run, runs: Sequence[Run]) -> str:
-    """What tells this run from the others, in the fewest words."""
-    config, others = run.config, [other.config for other in runs]
+    """What tells this run from the others on its task, in the fewest words."""
+    config, others = run.config, [other.config for other in runs if task_of(other) == task_of(run)]
     words = [config["algorithm"]]
     for name in ("kappa", "B", "n", "eps", "steps", "seed"):
         if len({str(other[name]) for other in others if other["algorithm"] == config["algorithm"]}) > 1:
