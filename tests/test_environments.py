@@ -283,6 +283,19 @@ def test_no_file_names_code_to_import(walk: tuple[gpi.Run, Watch, Evaluate], tmp
     assert deploy.load(copy, 0)(np.zeros(2)).shape == (1,)
 
 
+def test_functions_without_a_name_to_import_are_passed_again(tmp_path: Path):
+    """A function inside another trains; resume and evaluation ask for it, and no name of it is ever imported."""
+    settings = {**TINY, "seeds": 1}
+    run = gpi.train("ppo", lambda: envs_own.Walk(), out=tmp_path / "r", steps=256, **settings)
+    for again in (lambda: gpi.resume(run, steps=600), lambda: gpi.evaluate(run)):
+        with pytest.raises(gpi.UsageError, match="is your own code and is never imported because a file says so"):
+            again()
+    with pytest.raises(gpi.UsageError, match="cannot be imported by its name; pass the function in Python"):
+        gpi.evaluate(run, run.config["task"])
+    more = gpi.resume(run, steps=600, env=lambda: envs_own.Walk(), quiet=True)
+    assert done(more)["exact"] and gpi.evaluate(more, envs_own.Walk).mean
+
+
 def test_another_name_than_the_run_s_is_refused(walk: tuple[gpi.Run, Watch, Evaluate]):
     run, _, _ = walk
     with pytest.raises(gpi.UsageError, match="was trained in envs_own:Walk, not in envs_own:Choice"):
@@ -296,6 +309,7 @@ def test_another_name_than_the_run_s_is_refused(walk: tuple[gpi.Run, Watch, Eval
     ("Pendulum-v1", "numpy", "must be one of auto, envpool, gymnasium, processes"),
     ("Pendulm-v1", "auto", "nearest is 'Pendulum-v1'"),
     ("my module:x", "auto", "must be module:id or module:function"),
+    ("os:system('true')", "auto", "must be module:id or module:function"),
     (":", "auto", "must be module:id or module:function"),
 ])  # fmt: skip
 def test_tasks_and_backends_that_do_not_go_together(task: str, backend: str, words: str):
@@ -374,6 +388,26 @@ def test_every_environment_plays_its_share(counter: Any):
 def test_episodes_that_do_not_end_are_stopped(counter: Any):
     result = gpi.evaluate(counter, envs_own.Endless, episodes=3, max_steps=50)
     assert result.unfinished == 3 and (result.lengths[3] == 50).all()
+
+
+def test_a_policy_acts_in_its_own_units_whatever_the_bounds_of_the_environment(counter: Any):
+    """The action 0.5 is the force 0.5, also where the environment would take 3."""
+    seen: list[float] = []
+
+    class Wider(envs_own.Count):
+        action_space = envs_own.spaces.Box(-1.0, 3.0, (1,), np.float32)
+
+        def step(self, action: np.ndarray) -> Any:
+            seen.append(float(action[0]))
+            return super().step(action)
+
+    half = gpi.Policy(
+        ((counter.layers[0][0], np.full(1, 0.5, np.float32)),), *(
+            getattr(counter, name) for name in ("log_std", "obs_mean", "obs_std", "low", "high", "start", "about")
+        )
+    )  # fmt: skip
+    gpi.evaluate(half, Wider, episodes=1)
+    np.testing.assert_allclose(seen, 0.5, atol=1e-6)
 
 
 def test_a_policy_of_another_environment_is_refused(counter: Any):

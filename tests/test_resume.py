@@ -231,7 +231,7 @@ def test_drift_is_refused_by_name_unless_allowed(
     '{"a": 1, "a": 1}',
     '{"config": {"task": "cartpole-balance", "seeds": "2"}, "runtime": {"PJRT_NPROC": ""}}',
     '{"config": {"task": "cartpole-balance", "seeds": -2}, "runtime": {"PJRT_NPROC": ""}}',
-    '{"config": {"task": "os:system", "seeds": 2}, "runtime": {"PJRT_NPROC": ""}}',
+    '{"config": {"task": "os system:x", "seeds": 2}, "runtime": {"PJRT_NPROC": ""}}',
     '{"config": {"task": "cartpole-balance", "hidden": ["8"]}, "runtime": {"PJRT_NPROC": ""}}',
     '{"config": {"task": "cartpole-balance", "shell": 1}, "runtime": {"PJRT_NPROC": ""}}',
     '{"config": {"task": "cartpole-balance"}, "runtime": {"PJRT_NPROC": "-3"}}',
@@ -259,7 +259,8 @@ def test_the_manifest_says_where_a_checkpoint_comes_from(short: Path, tmp_path: 
     assert set(identity["runtime"]) == {"XLA_FLAGS", "PJRT_NPROC"} and identity["devices"] == ["cpu:0", "cpu:1"]
 
     def hash_of(**settings: Any) -> str:
-        saver = train.Saver(tmp_path, Config(TASK, "geppo", **{**TINY, **settings}), {}, None)  # type: ignore[arg-type]
+        config = resolved(Config(TASK, "geppo", **{**TINY, **settings}))
+        saver = train.Saver(tmp_path, config, {}, None)  # type: ignore[arg-type]
         return saver.identity["config_hash"]
 
     assert identity["config_hash"] == hash_of() == hash_of(steps=5) == hash_of(checkpoint_every=7)
@@ -267,7 +268,7 @@ def test_the_manifest_says_where_a_checkpoint_comes_from(short: Path, tmp_path: 
 
 
 def test_settings_survive_the_file():
-    config = Config(TASK, "getrpo", hidden=(32, 16), kappa=1.0)
+    config = resolved(Config(TASK, "getrpo", hidden=(32, 16), kappa=1.0))
     assert config_of(json.loads(json.dumps(train.dataclasses.asdict(config)))) == config
 
 
@@ -576,7 +577,7 @@ def test_a_frozen_seed_stays_frozen_when_resumed(tmp_path: Path, monkeypatch: py
 
 
 def test_when_every_seed_diverged_the_run_ends_with_7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    poisoned(monkeypatch, [0, 1], 2, faults.OBSERVATION)
+    poisoned(monkeypatch, [0, 1], 2, faults.ADVANTAGE)
     with pytest.raises(DivergedError, match="seed 1 at iteration 2") as error:
         gpi.train("geppo", TASK, steps=60000, out=tmp_path / "run", quiet=True, **TINY)
     assert error.value.exit_code == 7

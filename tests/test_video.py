@@ -17,7 +17,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from gpi import standalone, video
-from gpi.envs import dmc, native, tasks
+from gpi.envs import dmc, native, scenes, tasks
 from gpi.envs.pool import Spec
 from gpi.errors import DiskError, EnvironmentFault, UsageError
 from gpi.evaluation import evaluate
@@ -170,7 +170,7 @@ def test_without_libegl_one_line_says_what_to_install(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     with pytest.raises(UsageError, match=r"\(libEGL.so.1: cannot open shared object file\); " + REMEDY):
-        video._envpool("dmc/cheetah-run", 0, (0, 0))
+        scenes.make_envpool("dmc/cheetah-run", 0, (0, 0))
 
 
 def test_what_the_drawing_process_refuses_is_one_line(tmp_path: Path):
@@ -201,7 +201,7 @@ def test_rates_are_those_of_dm_control_and_gymnasium(tmp_path: Path, monkeypatch
     domains = {name.partition("-")[0]: name for name in dmc.TASKS}
     seconds = {one: suite.load(one, name.partition("-")[2]).control_timestep() for one, name in domains.items()}
     fps = {name.partition("-")[0]: gymnasium.make(name).metadata["render_fps"] for name in native.GYMNASIUM}
-    assert pytest.approx({one: 1 / dt for one, dt in seconds.items()} | fps) == video.RATES
+    assert pytest.approx({one: 1 / dt for one, dt in seconds.items()} | fps) == scenes.RATES
 
 
 # --- environments that draw themselves ----------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Slide(gymnasium.Env):
         return frame
 
 
-class Steady:
+class Steady(standalone.Policy):
     """A policy of which the actions are known."""
 
     def __init__(self, stop: int = -1):
@@ -370,10 +370,10 @@ def test_policies_of_other_environments_are_refused(tmp_path: Path):
     ):
         film_of(Slide, tmp_path / "film.mp4", policy_for(3, 3))
     three = Spec("three", 1, 3, None, discrete=True, start=2)
-    assert [int(video._agents(three, action)) for action in (2, 3, np.int64(4))] == [0, 1, 2]
+    assert [int(video.agents_action(three, action)) for action in (2, 3, np.int64(4))] == [0, 1, 2]
     for action in (1, 5, 2.0, [2]):
         with pytest.raises(UsageError, match=r"action is .*, three takes one of 3 actions; name the one"):
-            video._agents(three, action)
+            video.agents_action(three, action)
     assert os.listdir(tmp_path) == []
 
 

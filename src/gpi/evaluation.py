@@ -15,7 +15,7 @@ from gpi.errors import UsageError
 
 if TYPE_CHECKING:  # reading results must not start an environment
     from gpi.envs.gym import Make
-    from gpi.envs.pool import Seekable
+    from gpi.envs.pool import Seekable, Spec
     from gpi.standalone import Policy
     from gpi.training.record import Run
 
@@ -163,7 +163,7 @@ def _episodes(
     total, length, ended, unfinished = np.zeros(N), np.zeros(N, np.int64), np.zeros(N, np.bool_), 0
     _, obs = pool.reset(pool.handle)
     while any(len(mine) < quota[i] for i, mine in enumerate(returns)):
-        out = pool.play(choose(policy, np.asarray(obs), rng))
+        out = pool.play(choose(policy, pool.spec, np.asarray(obs), rng))
         total += np.where(ended, 0.0, out.reward)  # the reward of a reset is uninitialised memory
         length += ~ended
         over = ~ended & (np.asarray(out.terminated) | np.asarray(out.truncated))
@@ -182,11 +182,14 @@ def _episodes(
     return np.array([r for r, _ in pick]), np.array([n for _, n in pick]), unfinished
 
 
-def choose(policy: Policy, obs: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
-    """Actions as a pool takes them: within [-1, 1], or counted from 0."""
-    action = policy(obs) if rng is None else policy.sample(obs, rng)
-    if policy.log_std is None:
-        return (np.asarray(action) - policy.start).astype(np.int32)
-    assert policy.low is not None and policy.high is not None
-    centre, half = 0.5 * (policy.low + policy.high), 0.5 * (policy.high - policy.low)
-    return ((action - centre) / half).astype(np.float32)
+def choose(policy: Policy, spec: Spec, obs: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    """Actions as a pool of `spec` takes them."""
+    return to_agent(policy(obs) if rng is None else policy.sample(obs, rng), spec)
+
+
+def to_agent(action: Any, spec: Spec) -> np.ndarray:
+    """Actions in an environment's units as a pool takes them: within [-1, 1], or counted from 0."""
+    if spec.discrete:
+        return (np.asarray(action) - spec.start).astype(np.int32)
+    low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
+    return ((action - 0.5 * (low + high)) / (0.5 * (high - low))).astype(np.float32)

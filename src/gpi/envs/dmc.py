@@ -108,15 +108,15 @@ def find(task: str) -> Spec:
 def make(task: str, seeds: Sequence[int], num_threads: int, first_core: int = -1) -> native.NativePool:
     """A pool of `len(seeds)` environments of `task`, as `native.make` makes it."""
     spec = find(task)
-    return native.make(spec, _envpool_id(spec), seeds, num_threads, first_core, list(_keys(spec)))
+    return native.make(spec, envpool_id(spec), seeds, num_threads, first_core, list(keys_of(spec)))
 
 
-def _keys(spec: Spec) -> dict[str, int]:
+def keys_of(spec: Spec) -> dict[str, int]:
     """The observation keys of a task and their sizes."""
     return _LAYOUT[spec.id.removeprefix(_PREFIX)][0]
 
 
-def _envpool_id(spec: Spec) -> str:
+def envpool_id(spec: Spec) -> str:
     """`dmc/ball_in_cup-catch` is EnvPool's `BallInCupCatch-v1`. Only for known tasks: wrong ids crash the process."""
     words = re.split("[-_]", spec.id.removeprefix(_PREFIX))
     return "".join(word.capitalize() for word in words) + "-v1"

@@ -29,6 +29,8 @@ def maker(name: str) -> Make:
     The module is imported: only ever call this with a name that the user has just given.
     """
     own = OWN.fullmatch(name)
+    if own is None and ":" in name:
+        raise UsageError(f"{name} cannot be imported by its name; pass the function in Python, as env=...")
     if own is None:
         return _registered(name)
     module, what = own[1], own[2]

@@ -57,7 +57,7 @@ def make(
     with warnings.catch_warnings():  # EnvPool declares bounds in float64 that Gymnasium then says it rounds
         warnings.simplefilter("ignore", UserWarning)
         # `env_seed` and not `seed`: EnvPool would count up from the latter, and runs would share environments.
-        env = _import_envpool().make_gymnasium(
+        env = import_envpool().make_gymnasium(
             envpool_id, num_envs=len(seeds), num_threads=num_threads, env_seed=list(seeds),
             thread_affinity_offset=first_core,
         )  # fmt: skip
@@ -176,7 +176,8 @@ def _require_x64() -> None:
         )
 
 
-def _import_envpool() -> Any:
+def import_envpool() -> Any:
+    """The module; the one line of what it lacks where it does not start."""
     try:
         import envpool
     except ModuleNotFoundError as error:

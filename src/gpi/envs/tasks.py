@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -17,6 +18,10 @@ if TYPE_CHECKING:  # naming a task must not start anything
 Backend = Literal["auto", "envpool", "gymnasium", "processes"]
 BACKENDS: dict[str, Backend] = {name: name for name in ("auto", "envpool", "gymnasium", "processes")}
 """EnvPool where it has the task, EnvPool, Gymnasium in this process, Gymnasium in worker processes."""
+
+
+NAMED = re.compile(r"[\w.]+:[\w.<>/-]+")
+"""What a user's own task is called: what to import, or a function that only Python has, `__main__:f.<locals>.make`."""
 
 
 class Task(NamedTuple):
@@ -58,11 +63,9 @@ def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
 
 def _own(name: str, backend: str, make: Make | None) -> Task:
     """A task of the user's own."""
-    from gpi.envs.gym import OWN
-
     if backend == "envpool":
         raise UsageError(f"backend = envpool does not have {name}: it is your own; leave --backend out")
-    if make is None and not OWN.fullmatch(name):
+    if make is None and not NAMED.fullmatch(name):
         raise UsageError(f"task {name!r} must be module:id or module:function, as in my_module:MyEnv-v0")
     return Task(name, "processes" if backend == "processes" else "gymnasium", own=True)
 
