@@ -108,11 +108,18 @@ def collect(out: Path) -> None:
         lines[job.name] = {
             "name": job.name, **job._asdict(),
             "training": {str(seed): round(float(run.episodes(seed)[1][-LAST:].mean()), 2) for seed in run.seeds},
+            "early": {str(seed): round(early(run, seed, job.steps), 2) for seed in run.seeds},
             "evaluation": {str(seed): round(x, 2) for seed, x in played.means.items()},
             "worst_episode": round(min(float(x.min()) for x in played.returns.values()), 2),
             "versions": about["versions"], "devices": about["devices"], "started": about["started"],
         }  # fmt: skip
         RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
+
+
+def early(run: gpi.Run, seed: int, steps: int) -> float:
+    """Mean return of the episodes that ended in the first fifth of a run."""
+    ends, returns = run.episodes(seed)
+    return float(returns[ends <= steps / 5].mean())
 
 
 def solve(algorithm: str, out: Path) -> dict[str, Any]:
@@ -174,6 +181,18 @@ def tables() -> None:
         print(markdown(header, rows), end="\n\n")
 
 
+def pairs() -> None:
+    """Each generalized algorithm beside its partner, in the first fifth of the steps."""
+    found = {line["name"]: line["early"] for line in read() if "early" in line}
+    rows = []
+    for job in sorted(SHORT, key=order):
+        if not ALGORITHMS[job.algorithm][1] and job.name in found:
+            both = [found[job._replace(algorithm=name).name] for name in (job.algorithm, f"ge{job.algorithm}")]
+            means = [sum(returns.values()) / len(returns) for returns in both]
+            rows.append([job.env, f"{job.algorithm}, ge{job.algorithm}", *(f"{x:.1f}" for x in means)])
+    print(markdown(["environment", "pair", "on-policy", "generalized"], rows), end="\n\n")
+
+
 def order(job: Job) -> tuple[int, int]:
     envs = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", *MUJOCO)
     return envs.index(job.env), list(ALGORITHMS).index(job.algorithm)
@@ -200,6 +219,7 @@ def main() -> None:
         solve_missing(parsed.out)
         draw(parsed.out, parsed.out / "curves.png")
     tables()
+    pairs()
 
 
 if __name__ == "__main__":
