@@ -1,6 +1,7 @@
 """Training in environments that are not the study's: from first try to resume, evaluation and callbacks."""
 
 import csv
+import io
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import time
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import envs_own
 import jax
@@ -25,8 +26,9 @@ from gpi.envs import tasks
 from gpi.envs.pool import Place, digest_of
 from gpi.errors import EnvironmentFault, FileError
 from gpi.evaluation import Evaluation, bootstrap
-from gpi.training import loop
+from gpi.training import loop, runtime, train
 from gpi.training.config import Config, resolved
+from gpi.training.progress import Progress
 from gpi.training.train import make_pool
 
 TINY: dict[str, Any] = {
@@ -108,6 +110,10 @@ def test_the_host_collects_what_the_compiled_program_does(env: str, x64: None):
         if not compiled:
             pool.step = lambda handle, action, pool=pool: (handle, pool.play(action))  # type: ignore[method-assign]
         trainer = Collector(config, pool, jax.local_devices()[:2])
+        policy = trainer.state.agent.policy
+        moved = jax.tree.map(lambda x: x + 0.1, policy.params)  # biases begin at zero, and would not be missed
+        agent = trainer.state.agent._replace(policy=policy._replace(params=moved))
+        trainer.state = trainer.state._replace(agent=agent)
         raws.append(jax.tree.map(np.asarray, trainer.gather()))
     one, two = raws
     assert one.valid.shape == (2, 128, 2) and (one.valid == two.valid).all() and (one.done == two.done).all()
@@ -227,6 +233,21 @@ def test_an_environment_nobody_can_replay_goes_on_and_is_not_exact(tmp_path: Pat
     assert done(run)["exact"] is False and done(run)["complete"]
     with (run.dir / "episodes.csv").open() as file:
         assert max(int(row["length"]) for row in csv.DictReader(file)) <= 40, "no episode is glued to another"
+
+
+def test_what_cannot_be_replayed_begins_anew(tmp_path: Path, x64: None):
+    """New episodes, of which nothing is remembered; not old ones under other observations."""
+    make = envs_own.Drifting
+    part = gpi.train("ppo", make, out=tmp_path / "r", steps=512, **TINY)
+    config, _ = train.read_config(part.dir, make)
+    pool, devices = make_pool(config, make), runtime.devices(config)
+    trainer = Collector(config, pool, devices)
+    saver = train.Saver(part.dir, config, runtime.identity(devices), Progress(2, io.StringIO()))
+    recorder, exact = saver.restore(trainer, exact=True, allow_drift=False)
+    assert recorder is not None and not exact
+    assert (trainer.place.calls == 0).all() and [slot.calls for slot in cast(Any, pool).slots] == [0, 0]
+    assert (recorder.log.length == 0).all() and (recorder.log.total == 0).all()
+    recorder.close()
 
 
 def test_a_late_crash_keeps_what_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -470,3 +491,5 @@ def test_iterations_end_when_every_agent_has_its_steps(x64: None):
     assert sum(1 for _ in trainer.iterations(256)) == 3, "two batches of 128 rows hold a few resets"
     assert 256 <= trainer.taken.min() < 384
     assert sum(1 for _ in islice(trainer.iterations(256), 5)) == 0
+    trainer.taken = np.array([300, 299])
+    assert sum(1 for _ in islice(trainer.iterations(300), 5)) == 1, "every agent, not the first"

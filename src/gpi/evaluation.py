@@ -164,8 +164,7 @@ def _episodes(
     _, obs = pool.reset(pool.handle)
     while any(len(mine) < quota[i] for i, mine in enumerate(returns)):
         out = pool.play(choose(policy, pool.spec, np.asarray(obs), rng))
-        total += np.where(ended, 0.0, out.reward)  # the reward of a reset is uninitialised memory
-        length += ~ended
+        total, length = total + out.reward, length + 1
         over = ~ended & (np.asarray(out.terminated) | np.asarray(out.truncated))
         if (length >= max_steps).any() and not over.all():
             for i in np.flatnonzero((length >= max_steps) & ~over):
@@ -176,7 +175,7 @@ def _episodes(
         for i in np.flatnonzero(over):
             returns[i].append(total[i])
             lengths[i].append(length[i])
-        total[over | ended], length[over | ended] = 0.0, 0
+        total[over | ended], length[over | ended] = 0.0, 0  # a reset is no step, its reward uninitialised memory
         obs, ended = out.obs, over
     pick = [(r, n) for i in range(N) for r, n in zip(returns[i][: quota[i]], lengths[i][: quota[i]], strict=True)]
     return np.array([r for r, _ in pick]), np.array([n for _, n in pick]), unfinished
