@@ -459,6 +459,16 @@ def test_eval_prints_each_seed(walk: tuple[gpi.Run, Watch, Evaluate], capsys: py
     assert told["mean"] == pytest.approx(whole.mean)
 
 
+def test_what_was_exported_loads_like_a_run(walk: tuple[gpi.Run, Watch, Evaluate], tmp_path: Path):
+    run, _, _ = walk
+    assert cli.main(["export", str(run.dir), "--seed", "1", "--out", str(tmp_path / "p")]) == 0
+    obs = np.random.default_rng(0).standard_normal((20, 2))
+    np.testing.assert_array_equal(gpi.load(tmp_path / "p")(obs), run.policy(1)(obs))
+    (tmp_path / "p" / "policy.safetensors").write_bytes(b"")
+    with pytest.raises(FileError, match="damaged"):
+        gpi.load(tmp_path / "p")
+
+
 def test_audit_from_python(walk: tuple[gpi.Run, Watch, Evaluate]):
     run, _, _ = walk
     assert gpi.audit(run).updates == gpi.audit(run.dir).updates == 2 * done(run)["iterations"]

@@ -83,11 +83,16 @@ def sealed(arrays: dict[str, np.ndarray], text: str) -> bytes:
 
 
 def load(path: str | Path, seed: int | None = None) -> Policy:
-    """The policy in a file, or of a run directory: the one of `seed`, by default the first.
+    """The policy in a file, in a directory that `gpi export` made, or of a run: that of `seed`, by default the first.
 
     Nothing in the file is run or believed: one that is damaged or not a policy raises `gpi.errors.FileError`.
     """
     path = Path(path)
+    if (path / "policy.json").is_file():
+        try:
+            return standalone.load(path)
+        except ValueError as error:
+            raise FileError(str(error)) from error
     if path.is_dir():
         path = policy_file(path, seed)
     if not path.exists():

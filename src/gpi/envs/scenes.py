@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -85,7 +86,9 @@ class OwnScene:
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a window
         found = make or maker(name)
-        self._pool = GymPool(name, lambda: _drawable(found), [seed])
+        with warnings.catch_warnings():  # Gymnasium warns of a render_mode that is not declared; frames decide
+            warnings.simplefilter("ignore")
+            self._pool = GymPool(name, lambda: _drawable(found), [seed])
         self._slot = self._pool.slots[0]
         self.spec = self._pool.spec
         rate = (getattr(self._slot.env, "metadata", None) or {}).get("render_fps")
