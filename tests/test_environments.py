@@ -22,7 +22,7 @@ import gpi
 from gpi import cli, deploy
 from gpi.callbacks import Evaluate, Report, StopAt, TensorBoard
 from gpi.core.sample import Rollout
-from gpi.envs import tasks
+from gpi.envs import native, tasks
 from gpi.envs.pool import Place, digest_of
 from gpi.errors import EnvironmentFault, FileError
 from gpi.evaluation import Evaluation, bootstrap
@@ -120,6 +120,40 @@ def test_the_host_collects_what_the_compiled_program_does(env: str, x64: None):
     for name in ("obs", "action", "reward", "next_obs"):
         np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=2e-3, atol=2e-3, err_msg=name)
     assert one.action.dtype == two.action.dtype
+
+
+def returns_of(name: str, backend: str, episodes: int) -> tuple[Any, np.ndarray]:
+    """What random actions earn, and the task as its simulator describes it."""
+    rng, pool = np.random.default_rng(0), tasks.make_pool(tasks.find(name, backend), list(range(100, 110)), 1)
+    spec, total, ended, earned = pool.spec, np.zeros(10), np.zeros(10, np.bool_), []
+    pool.reset(pool.handle)
+    while len(earned) < episodes:
+        random = (
+            rng.integers(spec.action_size, size=10) if spec.discrete else rng.uniform(-1, 1, (10, spec.action_size))
+        )
+        out = pool.play(random.astype(np.int32 if spec.discrete else np.float32))
+        total += np.where(ended, 0.0, out.reward)
+        over = ~ended & (np.asarray(out.terminated) | np.asarray(out.truncated))
+        earned += list(total[over])
+        total[over | ended], ended = 0.0, over
+    pool.close()
+    return spec, np.array(earned)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Hopper-v5", "InvertedPendulum-v5"])
+def test_envpool_has_gymnasium_s_environments(name: str, x64: None):
+    """The same spaces, and random actions earn the same up to sampling error, whichever simulates."""
+    (one, first), (two, second) = (returns_of(name, backend, 30) for backend in ("envpool", "gymnasium"))
+    assert one[1:3] == two[1:3] and one.discrete == two.discrete and one.start == two.start
+    np.testing.assert_allclose([one.low, one.high], [two.low, two.high])
+    error = np.sqrt(first.var() / len(first) + second.var() / len(second))
+    assert abs(first.mean() - second.mean()) < 4.0 * error, (first.mean(), second.mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", native.GYMNASIUM)
+def test_envpool_has_all_of_gymnasium_s_environments(name: str, x64: None):
+    test_envpool_has_gymnasium_s_environments(name, x64)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
