@@ -32,7 +32,8 @@ def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[floa
     import jax.numpy as jnp
 
     from gpi.training import loop
-    from gpi.training.train import Recorder, make_pool
+    from gpi.training.attempt import make_pool
+    from gpi.training.recorder import Recorder
 
     config = resolved(Config("cheetah-run", algorithm))
     full = loop.learn

@@ -378,7 +378,7 @@ def replayed(task: str) -> Job:
     import numpy as np
 
     from gpi.envs import pool
-    from gpi.training import loop, train
+    from gpi.training import attempt, loop
     from gpi.training.config import Config
 
     class Collector(loop.Trainer):
@@ -389,7 +389,7 @@ def replayed(task: str) -> Job:
 
     def collector(reset_each_batch: bool, seeds: int = 2) -> Collector:
         config = Config(task, "geppo", seeds=seeds, hidden=(8,), reset_each_batch=reset_each_batch)
-        return Collector(config, train.make_pool(config), jax.local_devices()[:1])
+        return Collector(config, attempt.make_pool(config), jax.local_devices()[:1])
 
     def leaves(tree: Any) -> list[bytes]:
         return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
@@ -552,15 +552,16 @@ def cost(directory: Path) -> Job:
     from gpi.training import train
     from gpi.training.config import Config
     from gpi.training.record import read
+    from gpi.training.saver import Saver
 
-    spent, save = [], train.Saver.save
+    spent, save = [], Saver.save
 
-    def timed(self: train.Saver, trainer: Any, recorder: train.Recorder) -> None:
+    def timed(self: Saver, trainer: Any, recorder: Any) -> None:
         began = time.perf_counter()
         save(self, trainer, recorder)
         spent.append(time.perf_counter() - began)
 
-    train.Saver.save = timed
+    Saver.save = timed
     config = Config("cheetah-run", "geppo", steps=COST_ITERATIONS * 1024)
     train.train(config, directory, quiet=True)
     rows = read(directory / "timing.csv")

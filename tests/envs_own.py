@@ -74,6 +74,57 @@ class Late(Walk):
         return super().step(action)
 
 
+class Strict(Drifting):
+    """Cannot be replayed, and does not let itself be stepped after an end."""
+
+    def reset(self, **options: Any) -> Any:
+        self.over = False
+        return super().reset(**options)
+
+    def step(self, action: np.ndarray) -> Any:
+        assert not self.over, "step after the end"
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.over = terminated or truncated
+        return obs, reward, terminated, truncated, info
+
+
+class Wide(Walk):
+    """The walk with one more number to see."""
+
+    observation_space = spaces.Box(-4.0, 4.0, (3,), np.float32)
+
+    def seen(self) -> np.ndarray:
+        return np.append(super().seen(), np.float32(0.0))
+
+
+class Stuck(Walk):
+    """After 500 resets it fails when it is reset in the middle of an episode."""
+
+    def __init__(self) -> None:
+        self.resets, self.over = 0, True
+
+    def reset(self, **options: Any) -> Any:
+        self.resets += 1
+        if self.resets > 500 and not self.over:
+            raise RuntimeError("the gate is stuck")
+        self.over = False
+        return super().reset(**options)
+
+    def step(self, action: np.ndarray) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.over = terminated or truncated
+        return obs, reward, terminated, truncated, info
+
+
+class InJax(Walk):
+    """Computes with JAX, in the precision that it finds."""
+
+    def seen(self) -> Any:
+        import jax.numpy as jnp
+
+        return np.asarray(jnp.asarray([self.x, self.time / 40]))
+
+
 class Crash(Walk):
     """Raises at the third step of every episode."""
 
@@ -99,6 +150,13 @@ class Poisoned(Walk):
         if self.steps > 2000 and self.only in (None, self.number):
             obs = np.full_like(obs, np.nan)
         return obs, *rest
+
+
+class Nothing(Walk):
+    """Shows NaN at once."""
+
+    def seen(self) -> np.ndarray:
+        return np.full(2, np.nan, np.float32)
 
 
 class Count(gymnasium.Env[np.ndarray, np.ndarray]):

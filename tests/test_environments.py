@@ -1,10 +1,12 @@
 """Training in environments that are not the study's: from first try to resume, evaluation and callbacks."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,17 +21,19 @@ import numpy as np
 import pytest
 
 import gpi
-from gpi import cli, deploy
+from gpi import cli, deploy, files
 from gpi.callbacks import Evaluate, Report, StopAt, TensorBoard
 from gpi.core.sample import Rollout
 from gpi.envs import native, tasks
 from gpi.envs.pool import Place, digest_of
-from gpi.errors import EnvironmentFault, FileError
+from gpi.errors import DiskError, EnvironmentFault, FileError
 from gpi.evaluation import Evaluation, bootstrap
 from gpi.training import loop, runtime, train
+from gpi.training import place as place_of
+from gpi.training.attempt import identity_of, make_pool
 from gpi.training.config import Config, resolved
-from gpi.training.progress import Progress
-from gpi.training.train import make_pool
+from gpi.training.progress import Progress, sentence
+from gpi.training.saver import Saver
 
 TINY: dict[str, Any] = {
     "seeds": 2, "n": 128, "minibatches": 4, "epochs": 1, "hidden": (8,), "checkpoint_every": 2, "quiet": True,
@@ -54,7 +58,7 @@ def test_the_place_of_a_pool_is_what_a_plain_account_says():
     P, T, E, A, O = 2, 13, 3, 2, 4
     place = Place(*np.zeros((3, P * E), np.int64), actions=np.zeros((0, P * E, A), np.float32))
     first = rng.standard_normal((P * E, O)).astype(np.float32)
-    place = loop.after_reset(place, first)
+    place = place_of.after_reset(place, first)
     zero = np.zeros(1, np.float32)
     life = [{"resets": 1, "actions": [], "digest": digest_of(0, first[i : i + 1], zero)} for i in range(P * E)]
     for _ in range(12):
@@ -63,7 +67,7 @@ def test_the_place_of_a_pool_is_what_a_plain_account_says():
         action = rng.standard_normal((P, T, E, A)).astype(np.float32)
         reward = np.where(valid, rng.standard_normal((P, T, E)), 0.0).astype(np.float32)
         raw: Any = Rollout(obs, action, reward, obs, valid, valid, valid)  # type: ignore[arg-type]
-        place = loop.after_batch(place, raw, keep=True)
+        place = place_of.after_batch(place, raw, keep=True)
         for p, t, e in np.ndindex(P, T, E):
             mine, shown = life[p * E + e], (obs[p, t, e][None], reward[p, t, e][None])
             if valid[p, t, e]:
@@ -81,11 +85,11 @@ def test_the_place_of_a_pool_is_what_a_plain_account_says():
 
 
 def test_episodes_too_long_to_keep_are_cut_not_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loop, "ACTIONS_LIMIT", 20)
+    monkeypatch.setattr(place_of, "ACTIONS_LIMIT", 20)
     place = Place(*np.zeros((3, 2), np.int64), actions=np.zeros((0, 2), np.int32))
     rows = np.ones((1, 30, 2), np.float32)
     raw: Any = Rollout(rows[..., None], rows.astype(np.int32), rows, rows[..., None], rows > 0, rows > 0, rows > 0)  # type: ignore[arg-type]
-    place = loop.after_batch(place, raw, keep=True)
+    place = place_of.after_batch(place, raw, keep=True)
     assert len(place.actions) == 10 and (place.calls == 30).all()
 
 
@@ -197,7 +201,8 @@ def test_callbacks_see_what_the_tables_say(walk: tuple[gpi.Run, Watch, Evaluate]
     with (run.dir / "metrics.csv").open() as file:
         last = [row for row in csv.DictReader(file) if int(row["iteration"]) == report.iteration]
     np.testing.assert_allclose(report.metrics["tv"], [float(row["tv"]) for row in last], rtol=1e-6)
-    assert report.seeds == (0, 1) and report.steps == max(done(run)["steps"])
+    assert report.seeds == (0, 1) and report.steps == min(done(run)["steps"])
+    assert list(report.seed_steps) == done(run)["steps"]
     obs = np.random.default_rng(0).uniform(-1, 1, (50, 2)).astype(np.float32)
     for seed in (0, 1):  # the last report is of the state the run ended with
         np.testing.assert_array_equal(report.policy(seed)(obs), run.policy(seed)(obs))
@@ -206,6 +211,9 @@ def test_callbacks_see_what_the_tables_say(walk: tuple[gpi.Run, Watch, Evaluate]
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(evaluation.results)
     assert float(rows[-1]["return"]) == pytest.approx(evaluation.results[-1][1].means[1])
+    with (run.dir / "metrics.csv").open() as file:
+        steps = {row["iteration"]: row["steps"] for row in csv.DictReader(file) if row["seed"] == "1"}
+    assert int(rows[-1]["steps"]) == int(steps[rows[-1]["iteration"]]), "a seed's rows have its own steps"
 
 
 def test_tensorboard_events_are_written(walk: tuple[gpi.Run, Watch, Evaluate]):
@@ -276,7 +284,7 @@ def test_what_cannot_be_replayed_begins_anew(tmp_path: Path, x64: None):
     config, _ = train.read_config(part.dir, make)
     pool, devices = make_pool(config, make), runtime.devices(config)
     trainer = Collector(config, pool, devices)
-    saver = train.Saver(part.dir, config, runtime.identity(devices), Progress(2, io.StringIO()))
+    saver = Saver(part.dir, config, identity_of(devices, pool), Progress(2, io.StringIO()))
     recorder, exact = saver.restore(trainer, exact=True, allow_drift=False)
     assert recorder is not None and not exact
     assert (trainer.place.calls == 0).all() and [slot.calls for slot in cast(Any, pool).slots] == [0, 0]
@@ -315,6 +323,112 @@ def test_numbers_that_are_none_freeze_their_seed(only: int | None, tmp_path: Pat
     else:
         run = train()
         assert list(done(run)["frozen"]) == ["0"] and done(run)["complete"]
+
+
+def test_a_callback_that_fails_loses_nothing(tmp_path: Path):
+    def fail(report: Report) -> None:
+        if report.iteration == 2:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        gpi.train("ppo", envs_own.Walk, out=tmp_path / "r", steps=2000, callbacks=[fail], **TINY)
+    run = gpi.Run(tmp_path / "r")
+    assert not done(run)["complete"] and done(run)["iterations"] == 2 and run.policy(1) is not None
+    assert done(gpi.resume(run, env=envs_own.Walk, steps=600, quiet=True))["exact"]
+
+
+def test_an_evaluation_that_fails_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """NaN in evaluation, and a disk that is full, are warnings."""
+    monkeypatch.setattr(envs_own.Poisoned, "only", None)
+    watch = Watch()
+    run = gpi.train("ppo", envs_own.Walk, out=tmp_path / "r", steps=256, callbacks=[watch], **TINY)
+    report = dataclasses.replace(watch.reports[0], say=print)
+    broken = dataclasses.replace(
+        report, evaluate=lambda episodes: gpi.evaluate(run, envs_own.Nothing, episodes=episodes)
+    )
+    assert Evaluate(every=1)(broken) is False
+    assert "warning: evaluation after" in capfd.readouterr().out
+
+    def full(path: Path, data: bytes) -> None:
+        raise DiskError(f"{path}: no space")
+
+    monkeypatch.setattr(files, "write", full)
+    evaluation = Evaluate(every=1, episodes=2)
+    assert evaluation(report) is False and len(evaluation.results) == 1
+    assert "no space" in capfd.readouterr().out
+
+
+def test_a_reset_that_fails_between_batches_leaves_a_whole_iteration(tmp_path: Path):
+    """What learning has done with the batch before is recorded, so that the checkpoint and the tables agree."""
+    settings = {**TINY, "reset_each_batch": True}
+    with pytest.raises(EnvironmentFault, match="the gate is stuck"):
+        gpi.train("ppo", envs_own.Stuck, out=tmp_path / "r", steps=9000, **settings)
+    rows = (tmp_path / "r" / "metrics.csv").read_text().splitlines()
+    iterations = json.loads((tmp_path / "r" / "DONE").read_text())["iterations"]
+    assert int(rows[-1].split(",")[1]) == iterations >= 1
+    arrays = files.decode((tmp_path / "r" / f"ckpt-{iterations:09d}" / "arrays.safetensors").read_bytes())[0]
+    assert arrays["counters/batches"] == iterations + 1, "one of warm-up"
+
+
+def test_environments_written_in_jax_find_the_precision_they_had(tmp_path: Path):
+    run = gpi.train("ppo", envs_own.InJax, out=tmp_path / "r", steps=256, **TINY)
+    assert gpi.evaluate(run, envs_own.InJax, episodes=2).mean
+
+
+def test_another_environment_never_replaces_a_run(walk: tuple[gpi.Run, Watch, Evaluate], tmp_path: Path):
+    run, _, _ = walk
+    copy = shutil.copytree(run.dir, tmp_path / "copy")
+    before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
+    for drift in (False, True):
+        with pytest.raises(FileError, match="was trained in another environment: observation_size was 2, is 3"):
+            gpi.resume(copy, env=envs_own.Wide, steps=5000, allow_drift=drift, quiet=True)
+    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
+
+
+def test_what_does_not_let_itself_be_replayed_begins_anew(tmp_path: Path):
+    part = gpi.train("ppo", envs_own.Strict, out=tmp_path / "r", steps=300, **TINY)
+    more = gpi.resume(part, env=envs_own.Strict, steps=600, quiet=True)
+    assert done(more)["complete"] and not done(more)["exact"]
+
+
+def test_a_run_whose_seeds_are_all_frozen_says_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(envs_own.Poisoned, "only", None)
+    with pytest.raises(EnvironmentFault):
+        gpi.train("ppo", envs_own.Poisoned, out=tmp_path / "r", steps=9000, **TINY)
+    before = done(gpi.Run(tmp_path / "r"))
+    with pytest.raises(EnvironmentFault, match="every seed met"):
+        gpi.resume(tmp_path / "r", env=envs_own.Poisoned, quiet=True)
+    after = done(gpi.Run(tmp_path / "r"))
+    assert not after["complete"] and after["iterations"] == before["iterations"]
+
+
+def test_progress_that_stands_still_is_no_error():
+    line = sentence(SimpleNamespace(steps=10, of=100, returns=np.array([1.0]), tv=0.1, tv_bound=0.2), 0.0, 1)  # type: ignore[arg-type]
+    assert "? left" in line
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"steps": "many"}, "steps = 'many' must be int"), ({"steps": 5.5}, "steps = '5.5' must be int"),
+    ({"hidden": "64"}, "hidden = '64' must be"), ({"reset_each_batch": 1}, "reset_each_batch = '1' must be"),
+    ({"kappa": None}, "kappa = 'None' must be float"), ({"seeds": True}, "seeds = 'True' must be int"),
+])  # fmt: skip
+def test_settings_of_another_type_are_one_line(settings: dict[str, Any], words: str):
+    with pytest.raises(gpi.UsageError) as error:
+        gpi.train("ppo", "CartPole-v1", **settings)
+    assert words in str(error.value)
+
+
+def test_numbers_of_any_kind_are_settings():
+    config = resolved(Config("CartPole-v1", steps=1e6, seeds=np.int64(3), hidden=[8, 8], kappa=1))  # type: ignore[arg-type]
+    assert config == resolved(Config("CartPole-v1", seeds=3, hidden=(8, 8), kappa=1.0))
+    assert type(config.steps) is int and type(config.seeds) is int and type(config.kappa) is float
+
+
+def test_an_environment_instead_of_what_makes_it_is_one_line():
+    with pytest.raises(gpi.UsageError, match="env is a Walk; give a name, or the function or class"):
+        gpi.train("ppo", envs_own.Walk())  # type: ignore[arg-type]
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -388,6 +502,23 @@ def test_which_simulator_runs_what():
     assert resolved(Config("cheetah-run")).reset_each_batch is True
     assert resolved(Config("Pendulum-v1")).reset_each_batch is False
     assert resolved(Config("cheetah-run", reset_each_batch=False)).reset_each_batch is False
+
+
+def test_the_working_directory_stands_in_for_no_module(walk: tuple[gpi.Run, Watch, Evaluate], tmp_path: Path):
+    """Nothing that lies in a run directory, or where a command is run, is imported in place of what it needs."""
+    run, _, _ = walk
+    copy = shutil.copytree(run.dir, tmp_path / "run")
+    for name in ("jax", "gymnasium", "matplotlib", "onnx", "random", "json"):
+        (copy / f"{name}.py").write_text("print('imported from here'); raise SystemExit(9)")
+    program = Path(sys.executable).with_name("gpi")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    for words in (
+        ["eval", ".", "--env", "envs_own:Walk", "--episodes", "1"],
+        ["export", ".", "--out", "x"],
+        ["plot", "."],
+    ):
+        result = subprocess.run([program, *words], cwd=copy, capture_output=True, text=True, env=environment)
+        assert result.returncode == 0 and "imported" not in result.stdout + result.stderr, result
 
 
 def test_modules_are_found_where_one_is(tmp_path: Path):
@@ -516,8 +647,6 @@ def test_tensorboard_without_its_package_is_one_line(monkeypatch: pytest.MonkeyP
 
 def test_damaged_places_are_refused(walk: tuple[gpi.Run, Watch, Evaluate], tmp_path: Path):
     """The actions of a checkpoint may have any number of rows, but no other shape."""
-    from gpi import files
-
     spec = {"a": ((-3, 2), np.dtype(np.float32))}
     for rows in range(4):
         data = files.encode({"a": np.zeros((rows, 2), np.float32)})

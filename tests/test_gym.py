@@ -22,7 +22,7 @@ from gpi.envs import tasks
 from gpi.envs.gym import GymPool, Slot, maker
 from gpi.envs.pool import Place, digest_of
 from gpi.envs.seeds import reset_seed
-from gpi.envs.spaces import actions, brief, observations
+from gpi.envs.spaces import Broken, actions, brief, observations
 from gpi.envs.workers import WorkerPool
 from gpi.errors import EnvironmentFault, UsageError
 
@@ -246,11 +246,11 @@ def test_a_reward_alone_changes_the_digest():
 
 
 def bounds(dtype: type[np.floating]) -> st.SearchStrategy[tuple[Any, Any]]:
-    """Two numbers of a dtype, of any sizes."""
+    """Two numbers of a dtype, of any sizes that float32 can hold and tell apart."""
     width = np.finfo(dtype).bits
-    largest = min(float(np.finfo(dtype).max), 1e300)
+    largest = min(float(np.finfo(dtype).max), 2.0**126)
     number = st.floats(-largest, largest, width=width)  # type: ignore[arg-type]
-    return st.tuples(number, number).filter(lambda pair: pair[0] < pair[1])
+    return st.tuples(number, number).filter(lambda pair: np.float32(pair[0]) < np.float32(pair[1]))
 
 
 @settings(max_examples=300, deadline=None)
@@ -267,8 +267,16 @@ def test_actions_reach_their_bounds_and_never_leave_them(data: st.DataObject, dt
 def test_actions_between_bounds_of_very_different_size(unit: float):
     check_scaling(-1e30, 1.0, np.float32(unit), np.float32)
     check_scaling(np.float32(0.1), np.float32(0.3), np.float32(unit), np.float32)
-    check_scaling(2.0, np.nextafter(2.0, 3.0), np.float32(unit), np.float64)  # nothing between: rounds past the lower
-    check_scaling(0.0, 5e-324, np.float32(unit), np.float64)
+    near = np.nextafter(np.float32(2.0), np.float32(3.0))
+    check_scaling(2.0, near, np.float32(unit), np.float32)  # nothing between: rounds past the lower
+    check_scaling(0.0, 1e-45, np.float32(unit), np.float32)
+
+
+@pytest.mark.parametrize("pair", [(2.0, np.nextafter(2.0, 3.0)), (-3e38, 3e38), (-1e40, 1e40), (0.0, 5e-324)])
+def test_bounds_that_a_policy_of_float32_could_not_act_in_are_refused(pair: tuple[float, float]):
+    space = spaces.Box(np.array(pair[:1]), np.array(pair[1:]), dtype=np.float64)
+    with pytest.raises(Broken, match="float32 cannot tell apart or hold"):
+        actions(space)
 
 
 def check_scaling(low: Any, high: Any, unit: np.float32, dtype: type[np.floating]) -> None:

@@ -1,5 +1,6 @@
 """Nothing is lost: runs that are killed, cut, extended or poisoned continue to the bit, or say in one line why not."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -26,16 +27,18 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs.dmc import TASKS
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, DivergedError, FileError, LockedError, UsageError
-from gpi.training import checkpoint, loop, runtime, train
+from gpi.training import attempt, checkpoint, loop, runtime
 from gpi.training.config import Config, config_of, resolved
+from gpi.training.interrupt import Interrupt
 from gpi.training.record import LOCK, Table, claim, hold, read, same_file
+from gpi.training.saver import Saver
 
 TASK = "cartpole-balance"
 TINY: dict[str, Any] = {"seeds": 2, "n": 1000, "hidden": (8,), "epochs": 1, "minibatches": 4, "checkpoint_every": 2}
 TABLES = ("metrics.csv", "audit.csv", "episodes.csv")
 SAME = (*TABLES, "policy-0.safetensors", "policy-1.safetensors")
 KEPT = "ckpt-000000006/arrays.safetensors"
-make_pool = train.make_pool
+make_pool = attempt.make_pool
 
 
 def options_of(settings: dict[str, Any]) -> list[str]:
@@ -121,7 +124,7 @@ def test_the_first_signal_is_remembered_and_the_second_ends_at_once(monkeypatch:
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave)
-    interrupt = train.Interrupt()
+    interrupt = Interrupt()
     interrupt(signal.SIGINT, None)
     assert interrupt.signal == signal.SIGINT
     with pytest.raises(SystemExit) as stop:
@@ -260,7 +263,7 @@ def test_the_manifest_says_where_a_checkpoint_comes_from(short: Path, tmp_path: 
 
     def hash_of(**settings: Any) -> str:
         config = resolved(Config(TASK, "geppo", **{**TINY, **settings}))
-        saver = train.Saver(tmp_path, config, {}, None)  # type: ignore[arg-type]
+        saver = Saver(tmp_path, config, {}, None)  # type: ignore[arg-type]
         return saver.identity["config_hash"]
 
     assert identity["config_hash"] == hash_of() == hash_of(steps=5) == hash_of(checkpoint_every=7)
@@ -269,7 +272,7 @@ def test_the_manifest_says_where_a_checkpoint_comes_from(short: Path, tmp_path: 
 
 def test_settings_survive_the_file():
     config = resolved(Config(TASK, "getrpo", hidden=(32, 16), kappa=1.0))
-    assert config_of(json.loads(json.dumps(train.dataclasses.asdict(config)))) == config
+    assert config_of(json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
 def test_tables_that_were_cut_are_refused(run: Path):
@@ -328,8 +331,8 @@ def test_environments_of_every_task_are_replayed_exactly(task: str):
 def test_a_replay_that_goes_wrong_is_noticed(run: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("ckpt-000000006", "ckpt-000000004"):
         (run / name / "manifest.json").unlink()
-    seeds = train.seeds_of
-    monkeypatch.setattr(train, "seeds_of", lambda config: [seed + 1 for seed in seeds(config)])
+    seeds = attempt.seeds_of
+    monkeypatch.setattr(attempt, "seeds_of", lambda config: [seed + 1 for seed in seeds(config)])
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     with pytest.raises(FileError, match="replayed environments"):
         gpi.resume(run, quiet=True, steps=9000)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpi import files
-from gpi.errors import UsageError
+from gpi.errors import DiskError, EnvironmentFault, UsageError
 from gpi.evaluation import Evaluation
 from gpi.training.progress import Report
 
@@ -34,7 +33,7 @@ class PrintEvery:
     """Prints a line every so many iterations."""
 
     def __init__(self, iterations: int = 10, show: Callable[[str], Any] = print):
-        """`show` takes the line."""
+        """`show` takes the line, also where the run is quiet."""
         self.iterations, self.show = iterations, show
 
     def __call__(self, report: Report) -> None:
@@ -56,21 +55,28 @@ class Evaluate:
         """Evaluate, when it is time."""
         if report.iteration % self.every:
             return False
-        result = report.evaluate(self.episodes)
-        self.results.append((report.steps, result))
-        lines = ["seed,steps,return,low,high,episodes", *earlier(report.directory / "evaluations.csv", report.steps)]
-        for seed, mean in result.means.items():
-            low, high = result.interval(seed)
-            lines.append(f"{seed},{report.steps},{mean:.9g},{low:.9g},{high:.9g},{self.episodes}")
-        files.write(report.directory / "evaluations.csv", ("\n".join(lines) + "\n").encode())
+        try:
+            result = report.evaluate(self.episodes)
+            self.results.append((report.steps, result))
+            self._write(report, result)
+        except EnvironmentFault as error:  # training is not touched by it
+            report.say(f"warning: evaluation after {report.steps:,} steps failed: {error}")
+            return False
+        except DiskError as error:
+            report.say(f"warning: {error}")
         return all(mean >= self.stop_at for mean in result.means.values())
 
-
-def earlier(path: Path, steps: int) -> list[str]:
-    """The lines of an evaluation table before `steps`: what a run that was killed wrote after it is written again."""
-    if not path.exists():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines()[1:] if int(line.split(",")[1]) < steps]
+    def _write(self, report: Report, result: Evaluation) -> None:
+        """Add to the table; what a run that was killed wrote of later iterations is written again."""
+        path = report.directory / "evaluations.csv"
+        rows = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
+        lines = ["seed,iteration,steps,return,low,high,episodes"]
+        lines += [row for row in rows if int(row.split(",")[1]) < report.iteration]
+        for seed, steps in zip(report.seeds, report.seed_steps, strict=True):
+            low, high = result.interval(seed)
+            numbers = f"{result.means[seed]:.9g},{low:.9g},{high:.9g}"
+            lines.append(f"{seed},{report.iteration},{steps},{numbers},{self.episodes}")
+        files.write(path, ("\n".join(lines) + "\n").encode())
 
 
 class TensorBoard:
@@ -84,20 +90,21 @@ class TensorBoard:
     def __call__(self, report: Report) -> None:
         """One point per metric."""
         for p, seed in enumerate(report.seeds):
+            steps = int(report.seed_steps[p])
             if seed not in self.writers:
-                self.writers[seed] = require_tensorboard()(
-                    str(Path(report.directory) / "tb" / f"seed-{seed}"), purge_step=report.steps
-                )
+                place = report.directory / "tb" / f"seed-{seed}"
+                self.writers[seed] = require_tensorboard()(str(place), purge_step=steps)
             writer = self.writers[seed]
             for name, values in report.metrics.items():
                 if np.isfinite(values[p]):
-                    writer.add_scalar(name, float(values[p]), report.steps)
+                    writer.add_scalar(name, float(values[p]), steps)
             writer.flush()
 
     def close(self) -> None:
-        """No more events."""
+        """No more events of this run."""
         for writer in self.writers.values():
             writer.close()
+        self.writers.clear()
 
 
 def require_tensorboard() -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import tempfile
 import types
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gpi.cli_policies import ENV, add_eval, add_export, add_record
+from gpi.cli_policies import ENV, add_eval, add_export, add_record, whole
 from gpi.envs import dmc, native
 from gpi.errors import EnvironmentFault, GpiError, UsageError
 from gpi.theory.mixture import Mixture, mixture
@@ -57,13 +56,14 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parsed = parser().parse_args(arguments)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, so that my_module:MyEnv-v0 is found where one is
     try:
         return parsed.run(parsed)
     except GpiError as error:
         print(f"gpi: {error}{kept_traceback(error)}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # training has its own way to end
+        print("gpi: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         return 0
 
@@ -129,20 +129,12 @@ def add_setting(verb: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
         return
     option = "--" + field.name.replace("_", "-")
     shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-    text = f"{text} (default: {shown})"
+    text = text if shown is None else f"{text} (default: {shown})"
     if kind in (bool, bool | None):
         verb.add_argument(option, default=field.default, action=argparse.BooleanOptionalAction, help=text)
         return
     kind = units if isinstance(kind, types.GenericAlias) else whole if kind is int else kind
     verb.add_argument(option, dest=field.name, default=field.default, type=kind, metavar=field.name.upper(), help=text)
-
-
-def whole(text: str) -> int:
-    """A whole number, also as 1e6 or 1_000_000."""
-    number = float(text)
-    if number != int(number):
-        raise ValueError
-    return int(number)
 
 
 def units(text: str) -> tuple[int, ...]:
@@ -153,7 +145,8 @@ def units(text: str) -> tuple[int, ...]:
 def run_train(parsed: argparse.Namespace) -> int:
     """Train, then say where everything is."""
     from gpi.training.api import with_tensorboard
-    from gpi.training.train import Guests, train
+    from gpi.training.attempt import Guests
+    from gpi.training.train import train
 
     config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
     return closing(*train(config, parsed.out, guests=Guests(callbacks=with_tensorboard((), parsed.tensorboard))))
@@ -161,14 +154,16 @@ def run_train(parsed: argparse.Namespace) -> int:
 
 def closing(run: Run, signal: int | None) -> int:
     """Say what a run came to and where it is; returns the exit code."""
-    from gpi.training.train import CURVE
+    from gpi.training.attempt import CURVE
 
     returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
     print(f"final return (mean over the last 204,800 steps): {returns}")
     if (run.dir / CURVE).exists():
         print(f"learning curve: {run.dir / CURVE}")
     if signal is not None:
-        print(f"interrupted and saved: `gpi resume {run.dir}` continues exactly")
+        task = run.config["task"]
+        own = f" --env {task}" if ":" in task else ""
+        print(f"interrupted and saved: `gpi resume {run.dir}{own}` continues")
         return 128 + signal
     return 0
 
@@ -197,7 +192,8 @@ def add_resume(verbs: Any) -> None:
 def run_resume(parsed: argparse.Namespace) -> int:
     """Resume, then say where everything is."""
     from gpi.training.api import with_tensorboard
-    from gpi.training.train import Guests, resume
+    from gpi.training.attempt import Guests
+    from gpi.training.train import resume
 
     guests = Guests(callbacks=with_tensorboard((), parsed.tensorboard))
     return closing(*resume(parsed.run_dir, parsed.steps, parsed.allow_drift, env=parsed.env, guests=guests))

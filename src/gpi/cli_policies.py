@@ -12,6 +12,14 @@ from gpi.evaluation import Evaluation, evaluate, policies_of, task_of
 ENV = "the environment by name; needed for your own, which no run directory may name for you"
 
 
+def whole(text: str) -> int:
+    """A whole number, also as 1e6 or 1_000_000."""
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
 def add_eval(verbs: Any) -> None:
     """`gpi eval`."""
     verb = verbs.add_parser(
@@ -20,12 +28,12 @@ def add_eval(verbs: Any) -> None:
         "95 % bootstrap intervals of the mean: of a seed over its episodes, of all over the seeds.",
     )  # fmt: skip
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory, or a policy file")
-    verb.add_argument("--episodes", type=int, default=10, help="episodes per seed (default: %(default)s)")
+    verb.add_argument("--episodes", type=whole, default=10, help="episodes per seed (default: %(default)s)")
     verb.add_argument("--sampled", action="store_true", help="sample actions as in training, instead of the mean")
     verb.add_argument("--seed", type=int, help="only this seed (default: all)")
     verb.add_argument("--env", help=ENV)
     verb.add_argument(
-        "--max-steps", type=int, default=100_000, help="stop episodes that do not end (default: %(default)s)"
+        "--max-steps", type=whole, default=100_000, help="stop episodes that do not end (default: %(default)s)"
     )
     verb.add_argument("--json", action="store_true", help="print one JSON object with every episode")
     verb.set_defaults(run=run_eval)
@@ -78,9 +86,11 @@ def add_record(verbs: Any) -> None:
         description="Film one episode as .mp4 or .gif. Needs no screen.",
     )  # fmt: skip
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory, or a policy file")
-    verb.add_argument("--out", type=Path, metavar="FILE", default=Path("episode.mp4"), help=".mp4 or .gif")
+    verb.add_argument(
+        "--out", type=Path, metavar="FILE", default=Path("episode.mp4"), help=".mp4 or .gif (default: %(default)s)"
+    )
     verb.add_argument("--seed", type=int, help="which seed's policy (default: the first)")
-    verb.add_argument("--steps", type=int, default=1000, help="at most so many steps (default: %(default)s)")
+    verb.add_argument("--steps", type=whole, default=1000, help="at most so many steps (default: %(default)s)")
     verb.add_argument("--sampled", action="store_true", help="sample actions as in training, instead of the mean")
     verb.add_argument("--env", help=ENV)
     verb.set_defaults(run=run_record)

@@ -112,10 +112,13 @@ def load(path: str | Path, seed: int | None = None) -> Policy:
 
 
 def plain(about: dict[str, Any]) -> bool:
-    """Whether a description has text only, by name, and a list of the observations' names."""
-    names = about.get("observation_names")
-    return isinstance(names, list) and all(
-        isinstance(text, str) for text in (*names, *(about[key] for key in about if key != "observation_names"))
+    """Whether a description has a task, a seed, a list of the observations' names, and else text only, by name."""
+    names, texts = about.get("observation_names"), {name: x for name, x in about.items() if name != "observation_names"}
+    return (
+        isinstance(names, list)
+        and all(isinstance(text, str) for text in (*names, *texts.values()))
+        and "task" in texts
+        and re.fullmatch(r"[0-9]{1,7}", texts.get("seed", "")) is not None
     )
 
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from gpi.envs import tasks
 from gpi.envs.seeds import env_seeds
-from gpi.errors import UsageError
+from gpi.errors import EnvironmentFault, UsageError
+from gpi.training.record import Run
 
 if TYPE_CHECKING:  # reading results must not start an environment
     from gpi.envs.gym import Make
     from gpi.envs.pool import Seekable, Spec
     from gpi.standalone import Policy
-    from gpi.training.record import Run
 
 PARALLEL = 16  # environments that play at the same time
 RESAMPLES = 10_000
@@ -79,8 +79,9 @@ def evaluate(
     """
     if episodes < 1 or max_steps < 1:
         raise UsageError(f"episodes = {episodes} and max_steps = {max_steps} must be at least 1; use 1 or more")
-    policies = policies_of(source, seed)
-    task, make = task_of(policies, source, env)
+    place = source.dir if isinstance(source, Run) else source
+    policies = policies_of(place, seed)
+    task, make = task_of(policies, place, env)
     return play(policies, task, make, episodes, deterministic=deterministic, max_steps=max_steps)
 
 
@@ -90,8 +91,8 @@ def policies_of(source: Any, seed: int | None = None) -> dict[int, Policy]:
 
     if isinstance(source, deploy.Policy):
         return {int(source.about.get("seed", 0)): source}
-    path = Path(getattr(source, "dir", source))
-    if not path.is_dir():
+    path = Path(source)
+    if not path.is_dir() or (path / "policy.json").is_file():
         policy = deploy.load(path)
         return {int(policy.about.get("seed", 0)): policy}
     if seed is not None:
@@ -109,10 +110,7 @@ def task_of(policies: Mapping[int, Policy], source: Any, env: str | Make | None)
     name = env or about["task"]
     task = tasks.find(name, about.get("backend", "auto") if env is None else "auto")
     if task.own and env is None:
-        raise UsageError(
-            f"{getattr(source, 'dir', source)} was trained in {name}, which is your own code and is never imported "
-            f"because a file says so; name it: --env {name}, or env=... in Python"
-        )
+        raise UsageError(tasks.name_it(source if isinstance(source, str | Path) else "this policy", name))
     return task, None
 
 
@@ -121,11 +119,9 @@ def play(
     *, deterministic: bool = True, max_steps: int = 100_000,
 ) -> Evaluation:  # fmt: skip
     """Episodes of each policy; environments are seeded by seed and number, the same in every evaluation."""
-    import jax
-
     returns, lengths, unfinished = {}, {}, 0
     task = task._replace(backend="gymnasium") if task.backend == "processes" else task
-    with jax.enable_x64(True):
+    with tasks.settings_of(task):
         for seed, policy in policies.items():
             parallel = min(PARALLEL, episodes)
             pool = tasks.make_pool(task, env_seeds(task.id, "evaluation", seed, parallel), 1, make=make)
@@ -183,7 +179,10 @@ def _episodes(
 
 def choose(policy: Policy, spec: Spec, obs: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
     """Actions as a pool of `spec` takes them."""
-    return to_agent(policy(obs) if rng is None else policy.sample(obs, rng), spec)
+    try:
+        return to_agent(policy(obs) if rng is None else policy.sample(obs, rng), spec)
+    except ValueError as error:  # of an observation no policy may act on
+        raise EnvironmentFault(f"{spec.id}: {error}; mend the environment") from error
 
 
 def to_agent(action: Any, spec: Spec) -> np.ndarray:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gymnasium
@@ -18,6 +21,8 @@ from gpi.envs.spaces import Broken, actions, brief, observations
 from gpi.errors import EnvironmentFault, UsageError
 
 Make = Callable[..., Any]
+NO_DIGEST = -1
+"""What no checksum is."""
 LARGEST = float(np.finfo(np.float32).max)
 OWN = re.compile(r"([A-Za-z_][\w.]*):([\w./-]+)")
 """`my_module:MyEnv-v0`, or `my_module:make_env`."""
@@ -34,6 +39,8 @@ def maker(name: str) -> Make:
     if own is None:
         return _registered(name)
     module, what = own[1], own[2]
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: nothing there may stand in for a module of Python or of a package
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -218,6 +225,8 @@ class GymPool:
 
     compiled = False
     handle = None
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """What to run the environments in."""
 
     def __init__(self, name: str, make: Make, seeds: Sequence[int]):
         """One environment for each seed, which are its own and decide its resets."""
@@ -237,8 +246,9 @@ class GymPool:
     def reset(self, handle: Any) -> tuple[Any, np.ndarray]:
         """Start a new episode in every environment."""
         obs = self._rows()
-        for slot, row in zip(self.slots, obs, strict=True):
-            slot.reset(row)
+        with self.around():
+            for slot, row in zip(self.slots, obs, strict=True):
+                slot.reset(row)
         self._inside(obs)
         return handle, obs
 
@@ -250,26 +260,37 @@ class GymPool:
         """Step every environment, on NumPy arrays; one that has ended begins its next episode instead."""
         obs, reward = self._rows(), np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        for i, slot in enumerate(self.slots):
-            if slot.ended:
-                slot.reset(obs[i])
-            else:
-                reward[i], terminated[i], truncated[i] = slot.step(action[i], obs[i])
+        with self.around():
+            for i, slot in enumerate(self.slots):
+                if slot.ended:
+                    slot.reset(obs[i])
+                else:
+                    reward[i], terminated[i], truncated[i] = slot.step(action[i], obs[i])
         self._inside(obs)
         return Step(obs, reward, terminated, truncated)  # type: ignore[arg-type]
 
     def seek(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
         """Go to a place: every reset is seeded by its number, so only the last counts, and the actions since."""
         obs, digest = self._rows(), np.zeros(self.num_envs, np.int64)
-        for i, slot in enumerate(self.slots):
-            slot.resets = int(place.resets[i]) - 1
-            slot.reset(obs[i])
-            shown = digest_of(0, obs[i : i + 1], np.zeros(1, np.float32))
-            for action in place.actions[: place.calls[i], i]:
-                reward, _, _ = slot.step(action, obs[i])
-                shown = digest_of(shown, obs[i : i + 1], np.array([reward], np.float32))
-            digest[i] = shown
+        with self.around():
+            for i, slot in enumerate(self.slots):
+                slot.resets = int(place.resets[i]) - 1
+                slot.reset(obs[i])
+                digest[i] = self._repeat(slot, place.actions[: place.calls[i], i], obs[i])
         return obs, digest
+
+    def _repeat(self, slot: Slot, actions: np.ndarray, row: np.ndarray) -> int:
+        """The digest of a running episode that is played again; no digest where it does not go as it went."""
+        shown = digest_of(0, row[None], np.zeros(1, np.float32))
+        for action in actions:
+            if slot.ended:
+                return NO_DIGEST
+            try:
+                reward, _, _ = slot.step(action, row)
+            except EnvironmentFault:
+                return NO_DIGEST
+            shown = digest_of(shown, row[None], np.array([reward], np.float32))
+        return shown
 
     def close(self) -> None:
         """Close the environments."""

@@ -9,12 +9,10 @@ import ctypes
 import json
 import os
 import re
-import signal
-import socket
 import struct
-import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from gpi.envs import dmc, native
+from gpi.envs.children import PATIENCE, begin, ended, last_words, spec_of, start
 from gpi.envs.pool import Spec
 from gpi.errors import EnvironmentFault, GpiError, UsageError
 
@@ -176,21 +175,17 @@ class EnvPoolScene:
         self.name = name
         self._place = tempfile.TemporaryDirectory(prefix="gpi-")  # MuJoCo leaves its log where it runs
         self._log = Path(self._place.name, "log")
-        here, there = socket.socketpair()
-        self._pipe = Connection(here.detach())
-        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        with there, self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpi.envs.scenes", str(there.fileno())], pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._place.name,
-                env=os.environ | {"PYTHONPATH": paths, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"},
+        extra = {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
+        with self._log.open("wb") as log:
+            self._process, self._pipe = start(
+                "gpi.envs.scenes", extra, stdout=log, stderr=log, cwd=self._place.name
             )  # fmt: skip
         try:
             spec = json.loads(self._ask(json.dumps([name, seed, size or (0, 0)]).encode()))
         except BaseException:
             self.close()
             raise
-        self.spec = Spec._make(tuple(x) if isinstance(x, list) else x for x in spec)
+        self.spec = spec_of(spec)
         self.fps = float(RATES.get(name.removeprefix("dmc/").partition("-")[0], FPS))
 
     def shoot(self, action: np.ndarray | None) -> Shot:
@@ -204,11 +199,7 @@ class EnvPoolScene:
     def close(self) -> None:
         """End the process."""
         self._pipe.close()  # which it takes for the end
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        ended(self._process, time.monotonic() + PATIENCE)
         self._place.cleanup()
 
     def _ask(self, message: bytes) -> bytes:
@@ -216,9 +207,7 @@ class EnvPoolScene:
             self._pipe.send_bytes(message)
             answer = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
-            self._process.wait()
-            lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-            said = lines[-1][:300] if lines else f"exit code {self._process.returncode}"
+            said = last_words(self._log, self._process.wait())
             if OPENGL.search(said):
                 raise _no_opengl(self.name, said) from error
             raise EnvironmentFault(f"{self.name}: the process that draws it died: {said}; try again") from error
@@ -229,7 +218,6 @@ class EnvPoolScene:
 
 def serve(pipe: Connection) -> None:
     """The life of the process that draws: make the environment, then do as told until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that started us
     try:
         name, seed, size = json.loads(pipe.recv_bytes())
         env, pool = make_envpool(name, seed, size)
@@ -271,4 +259,4 @@ def make_envpool(name: str, seed: int, size: tuple[int, int]) -> tuple[Any, nati
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    serve(begin())

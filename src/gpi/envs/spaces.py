@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+NAMED = 4096
+"""Most numbers of an observation that have names."""
 Write = Callable[[Any, np.ndarray], None]
 MOST = 2**22
 """Numbers in one observation; more are a mistake, such as the one-hot numbers of a huge Discrete."""
@@ -71,7 +73,9 @@ def observations(space: Any) -> Observations:
         for leaf, (one, begin, end) in zip(leaves, places, strict=True):
             one(leaf, row[begin:end])
 
-    return Observations(size, tuple(f"{p.name}[{i}]" for p in parts for i in range(p.low.size)), write, low, high)
+    few = size <= NAMED  # the names go with the policy, whose header must stay short
+    names = tuple(f"{p.name}[{i}]" for p in parts for i in range(p.low.size)) if few else ()
+    return Observations(size, names, write, low, high)
 
 
 class _Part(NamedTuple):
@@ -249,6 +253,12 @@ def actions(space: Any) -> Actions:
             raise Broken(f"action space Box has infinite or NaN bounds {bounds} of action {j}; give it finite ones")
         if bounds[0] >= bounds[1]:
             raise Broken(f"action space Box has low >= high {bounds} of action {j}; leave out what cannot vary")
+        with np.errstate(over="ignore"):
+            width = np.float32(bounds[1]) - np.float32(bounds[0])
+        if not 0.0 < width < np.inf:  # policies act in float32
+            raise Broken(
+                f"action space Box has bounds {bounds} of action {j} that float32 cannot tell apart or hold; rescale it"
+            )
     return Actions(False, low.size, low, high, 0, _scaler(low, high, space.shape, space.dtype))
 
 

@@ -6,7 +6,8 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gpi.envs import dmc, native
 from gpi.errors import UsageError
@@ -54,7 +55,7 @@ def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
         nearest = difflib.get_close_matches(name.removeprefix("dmc/"), known, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"unknown task {name!r}: it must be one of the {len(dmc.TASKS)} DeepMind Control tasks, a Gymnasium id or "
-            f"module:id, the nearest is {nearest!r}; `gpi tasks` lists them"
+            f"module:id, the nearest is {nearest!r}; `gpi tasks` lists the first"
         )
     if backend == "envpool":
         raise UsageError(f"backend = envpool does not have {name}; leave --backend out")
@@ -74,6 +75,22 @@ def name_of(make: Make) -> str:
     """What to call a function that makes environments: `my_module:make_env`."""
     name = getattr(make, "__qualname__", type(make).__qualname__)
     return f"{getattr(make, '__module__', None) or '__main__'}:{name}"
+
+
+def name_it(source: Any, name: str) -> str:
+    """The line for a run or policy of a user's own environment, which the user has not named."""
+    how = "env=... in Python" if "<" in name or name.startswith("__main__:") else f"--env {name}, or env=... in Python"
+    why = "is your own code and is never imported because a file says so"
+    return f"{source} was trained in {name}, which {why}; name it: {how}"
+
+
+def settings_of(task: Task) -> AbstractContextManager[Any]:
+    """What to make and step the environments of a task in: EnvPool's need 64-bit JAX, a user's what they had."""
+    if task.backend in ("gymnasium", "processes"):
+        return nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
 
 
 def make_pool(

@@ -9,9 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from gpi.envs.checks import WorkerError, traceback_of
+from gpi.envs.children import PATIENCE, begin, ended, spec_of, start
 from gpi.envs.gym import OWN, GymPool, Make, maker
-from gpi.envs.pool import Place, Spec, Step
+from gpi.envs.pool import Place, Step
 from gpi.errors import EnvironmentFault, GpiError, UsageError
 
-PATIENCE = 1.0
-"""Seconds in which a process must end."""
 FAULTS: dict[str, type[GpiError]] = {kind.__name__: kind for kind in (EnvironmentFault, UsageError)}
 
 
@@ -47,15 +43,16 @@ class WorkerPool:
         self.workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
         try:
             for share in self.shares:
-                self.workers.append(start({"path": sys.path, "name": name, "seeds": [int(seeds[i]) for i in share]}))
+                self.workers.append(start("gpi.envs.workers", {"OMP_NUM_THREADS": "1"}))
+                orders = {"path": sys.path, "name": name, "seeds": [int(seeds[i]) for i in share]}
+                self.workers[-1][1].send_bytes(json.dumps(orders).encode())
             specs = [json.loads(self._receive(k)) for k in range(len(self.workers))]
             if any(spec != specs[0] for spec in specs):
                 raise EnvironmentFault(f"{name}: spaces differ between worker processes; give all instances the same")
         except BaseException:
             self.close()
             raise
-        values: Any = (tuple(x) if isinstance(x, list) else x for x in specs[0])  # JSON has no tuples
-        self.spec = Spec(*values)
+        self.spec = spec_of(specs[0])
 
     def reset(self, handle: Any) -> tuple[Any, np.ndarray]:
         """Start a new episode in every environment."""
@@ -126,15 +123,6 @@ class WorkerPool:
         raise FAULTS[fault["kind"]](fault["line"]) from WorkerError(fault["traceback"])
 
 
-def ended(process: subprocess.Popen[bytes], deadline: float) -> int:
-    """The exit code of a process that should end by itself; at the deadline it is killed."""
-    try:
-        return process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
 def require_importable(name: str, make: Make) -> None:
     """Refuse a function that worker processes could not find."""
     if not importable(name, make):
@@ -151,25 +139,8 @@ def importable(name: str, make: Make) -> bool:
     return own is not None and own[1] != "__main__" and getattr(module, own[2], None) is make
 
 
-def start(orders: dict[str, Any]) -> tuple[subprocess.Popen[bytes], Connection]:
-    """A worker process that has its orders."""
-    here, there = socket.socketpair()
-    with there:
-        process = subprocess.Popen(
-            # -P: a file of the working directory must not stand in for one of Python's own modules.
-            [sys.executable, "-P", "-m", "gpi.envs.workers", str(there.fileno())],
-            stdin=subprocess.DEVNULL,  # the keyboard is not for environments
-            pass_fds=[there.fileno()],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-    pipe = Connection(here.detach())
-    pipe.send_bytes(json.dumps(orders).encode())
-    return process, pipe
-
-
 def work(pipe: Connection) -> None:
     """The life of a worker: make the environments, then do as told until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that started us
     try:
         orders = json.loads(pipe.recv_bytes())
         sys.path[:] = orders["path"]
@@ -202,4 +173,4 @@ def answer(pool: GymPool, message: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    work(Connection(int(sys.argv[1])))
+    work(begin())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpi.errors import UsageError
 from gpi.training.config import Config
 from gpi.training.record import Run, open_run
 from gpi.training.summary import AuditSummary, summarise
@@ -33,9 +34,13 @@ def train(
         settings: Fields of `Config`.
     """
     from gpi.envs import tasks
-    from gpi.training.train import Guests
+    from gpi.training.attempt import Guests
     from gpi.training.train import train as run_config
 
+    if not (callable(env) or isinstance(env, str)):
+        raise UsageError(
+            f"env is a {type(env).__name__}; give a name, or the function or class that makes environments"
+        )
     make = env if callable(env) else None
     name = tasks.name_of(env) if callable(env) else env
     guests = Guests(make, with_tensorboard(callbacks, tensorboard))
@@ -52,7 +57,7 @@ def resume(
     Where versions, threads or layout changed it raises `gpi.errors.FileError`, unless drift is allowed. A run in an
     environment of your own needs `env`, the function or name it was trained with: no file may name code to import.
     """
-    from gpi.training.train import Guests
+    from gpi.training.attempt import Guests
     from gpi.training.train import resume as resume_run
 
     guests = Guests(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -39,10 +40,10 @@ class Config:
     eps: float = setting(0.2, "trust region in TV distance, eq (2)")
     num_envs: int = setting(1, "environments per agent; they share the n samples")
     backend: str = setting(
-        "auto", "envpool, gymnasium in this process, or worker processes; auto: the fastest there is"
+        "auto", "envpool, gymnasium (in this process) or processes (workers); auto: EnvPool if it can"
     )
     reset_each_batch: bool | None = setting(
-        None, "start every batch with a reset, as the paper does; None: where it did, on DeepMind Control"
+        None, "start every batch with a reset, as the paper does; unless set: on DeepMind Control only"
     )
     gamma: float = setting(0.995, "discount")
     gae_lambda: float = setting(0.97, "lambda of GAE and V-trace")
@@ -53,7 +54,7 @@ class Config:
     minibatches: int = setting(32, "minibatches per pass")
     kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta")
     trust: str = setting("paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11)")
-    freeze_normaliser: int = setting(0, "steps after which observation and reward statistics stay fixed; 0: never")
+    freeze_normaliser: int = setting(0, "steps, in whole batches, after which statistics stay fixed; 0: never")
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
     threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core")
     checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from")
@@ -61,6 +62,8 @@ class Config:
 
 def resolved(config: Config, make: Make | None = None) -> Config:
     """The settings of a run with everything decided; bad ones are refused: one line with value, rule and remedy."""
+    kinds = typing.get_type_hints(Config)
+    config = Config(**{name: plain(name, getattr(config, name), kind) for name, kind in kinds.items()})
     require(
         config, "backend", config.backend in tasks.BACKENDS, f"must be one of {', '.join(tasks.BACKENDS)}", "use auto"
     )
@@ -132,6 +135,21 @@ def config_of(saved: Any, make: Make | None = None) -> Config:
         raise UsageError(f"settings must be some of {', '.join(kinds)}, found {str(saved)[:80]!r}")
     values = {name: believed(name, value, kinds[name]) for name, value in saved.items()}
     return resolved(Config(**values), make)
+
+
+def plain(name: str, value: Any, kind: Any) -> Any:
+    """A setting as Python gave it, in the type that it has: 1e6 and NumPy's numbers are numbers too."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if kind in (int, float) and type(value) not in (str, bool):
+            number = kind(value)
+            if kind is float or number == value:
+                return number
+        elif kind == tuple[int, ...] and type(value) is not str and all(int(n) == n for n in value):
+            return tuple(int(n) for n in value)
+        elif (kind is str and type(value) is str) or (kind == bool | None and (value is None or type(value) is bool)):
+            return value
+    rule = getattr(kind, "__name__", str(kind))
+    raise UsageError(f"{name} = {str(value)[:80]!r} must be {rule}; see gpi.Config")
 
 
 def believed(name: str, value: Any, kind: Any) -> Any:

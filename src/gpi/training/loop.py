@@ -27,8 +27,10 @@ from gpi.core.plan import ALGORITHMS, TRUST
 from gpi.core.policy import Net, Theta, distribution, init_phi, init_theta, log_prob
 from gpi.core.sample import Buffer, Rollout, init_buffer, push
 from gpi.core.solvers import init_climber
-from gpi.envs.pool import Place, Pool, Seekable, digest_of
+from gpi.envs.pool import Place, Pool, Seekable
+from gpi.errors import EnvironmentFault
 from gpi.training.config import Config, plan_of
+from gpi.training.place import actions_limit, after_batch, after_reset, first_place
 from gpi.training.rollout import Feed, Shape, actor_of, collect, collect_on_host, draw, shape_of
 
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
@@ -135,51 +137,6 @@ def logp_of(theta: Any, rollout: Rollout) -> Array:
 def use_of(key: Array, k: Array, use: int) -> Array:
     """The key of one use in one iteration."""
     return jax.random.fold_in(jax.random.fold_in(key, k), use)
-
-
-ACTIONS_LIMIT = 2**24
-"""Numbers that the running episodes' actions may have in all, 64 MB; longer episodes cannot be replayed."""
-
-
-def after_reset(place: Place, obs: np.ndarray) -> Place:
-    """Where a pool is after one more reset of all environments, which showed `obs`."""
-    zero = np.zeros(1, np.float32)
-    digest = np.array([digest_of(0, row[None], zero) for row in obs], np.int64)
-    return Place(place.resets + 1, 0 * place.calls, digest, place.actions[:0])
-
-
-def after_batch(place: Place, raw: Rollout, *, keep: bool) -> Place:
-    """Where a pool is after a batch `[P, T, E]`; unless its actions are to be kept, only the resets count."""
-    P, T, E = raw.valid.shape
-    rows: Any = Rollout._make(np.moveaxis(np.asarray(x), 1, 0).reshape(T, P * E, *x.shape[3:]) for x in raw)
-    resets = place.resets + (~rows.valid).sum(axis=0)
-    if not keep:
-        return place._replace(resets=resets)
-    calls, digest, running = place.calls.copy(), place.digest.copy(), []
-    for i in range(P * E):
-        again = np.flatnonzero(~rows.valid[:, i])
-        begin = int(again[-1]) if len(again) else 0
-        fresh = digest_of(0 if len(again) else int(digest[i]), rows.next_obs[begin:, i], rows.reward[begin:, i])
-        before = [] if len(again) else [place.actions[: calls[i], i]]
-        running.append(np.concatenate([*before, rows.action[begin + len(again[-1:]) :, i]]))
-        calls[i], digest[i] = (T - begin - 1 if len(again) else calls[i] + T), fresh
-    longest = min(int(calls.max()), actions_limit(place.actions.shape))
-    actions = np.zeros((longest, *place.actions.shape[1:]), place.actions.dtype)
-    for i, taken in enumerate(running):
-        actions[: len(taken[:longest]), i] = taken[:longest]
-    return Place(resets, calls, digest, actions)
-
-
-def actions_limit(shape: tuple[int, ...]) -> int:
-    """Steps of the running episodes whose actions are kept."""
-    return ACTIONS_LIMIT // max(int(np.prod(shape[1:])), 1)
-
-
-def first_place(pool: Pool) -> Place:
-    """A pool that was only made."""
-    zero, spec = np.zeros(pool.num_envs, np.int64), pool.spec
-    none = (0, pool.num_envs) if spec.discrete else (0, pool.num_envs, spec.action_size)
-    return Place(zero, zero, zero, np.zeros(none, np.int32 if spec.discrete else np.float32))
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -352,7 +309,11 @@ class Trainer:
             collected = time.perf_counter()
             k = jnp.int32(self.batches - 1)
             self.state, *reports = self._learn(self.state, jax.device_put(raw, self.sharded), self.hyper, k)
-            self._prepare()  # while the devices learn
+            broken = None
+            try:
+                self._prepare()  # while the devices learn
+            except EnvironmentFault as error:  # this iteration is whole; only the next cannot begin
+                broken = error
             reports = jax.device_get((*reports, self.state.fault))
             learned = time.perf_counter()
             real = jax.tree.map(lambda x: np.asarray(x)[: self.config.seeds], (raw, *reports))
@@ -360,6 +321,8 @@ class Trainer:
             self.done += 1
             self.taken = self.taken + raw.valid.sum(axis=(1, 2))
             yield Iteration(self.done, raw, metrics, audit, fault, collected - start, learned - collected)
+            if broken is not None:
+                raise broken
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Everything the next iteration depends on, as arrays by name; without the members that only fill devices."""
@@ -394,8 +357,8 @@ class Trainer:
 
     def _replay(self, place: Place) -> np.ndarray:
         """Bring a new pool to where another was: its resets, then the actions of the running episodes."""
-        here = Place(place.resets, np.minimum(place.calls, len(place.actions)), place.digest, place.actions)
-        _, digest = cast(Seekable, self.pool).seek(here)
+        kept = np.where(place.calls <= len(place.actions), place.calls, 0)  # too long to be repeated: begin anew
+        _, digest = cast(Seekable, self.pool).seek(place._replace(calls=kept))
         self.place = place
         return (digest == place.digest).reshape(self.shape.P, self.shape.E)
 

@@ -28,8 +28,10 @@ class Report:
     iteration: int
     seeds: tuple[int, ...]
     steps: int
-    """Environment steps of each agent."""
+    """Environment steps of the slowest seed that can still learn: the run ends when these are `of`."""
     of: int
+    seed_steps: np.ndarray
+    """[seeds], environment steps of each."""
     returns: np.ndarray
     """[seeds], mean of each seed's last ten episodes; NaN before the first."""
     metrics: dict[str, np.ndarray]
@@ -38,6 +40,8 @@ class Report:
     """The current policy of a seed."""
     evaluate: Callable[[int], Evaluation]
     """Plays so many episodes with each current policy."""
+    say: Callable[[str], None]
+    """Shows a line, above the bar where there is one."""
 
     @property
     def tv(self) -> float:
@@ -82,7 +86,8 @@ def sentence(report: Report, rate: float, agents: int) -> str:
     """The numbers of a report in one line."""
     seen = report.returns[~np.isnan(report.returns)]
     shown = f"{seen.mean():.1f} [{seen.min():.1f}, {seen.max():.1f}]" if len(seen) else "none yet"
-    left = clock((report.of - report.steps) * agents / rate) if report.steps < report.of else "0:00"
+    missing = max(report.of - report.steps, 0)
+    left = clock(missing * agents / rate) if rate > 0.0 else "?"
     return (
         f"{report.steps:,}/{report.of:,} steps | return {shown} | "
         f"TV {report.tv:.4f} of {report.tv_bound:.4f} | {rate:,.0f} steps/s | {left} left"
