@@ -125,6 +125,20 @@ class InJax(Walk):
         return np.asarray(jnp.asarray([self.x, self.time / 40]))
 
 
+class Single(Walk):
+    """There is one of it at a time."""
+
+    open = 0
+
+    def __init__(self) -> None:
+        if Single.open:
+            raise RuntimeError("the robot is taken")
+        Single.open += 1
+
+    def close(self) -> None:
+        Single.open = 0
+
+
 class Crash(Walk):
     """Raises at the third step of every episode."""
 

@@ -404,6 +404,14 @@ def test_a_run_whose_seeds_are_all_frozen_says_so_again(tmp_path: Path, monkeypa
     assert not after["complete"] and after["iterations"] == before["iterations"]
 
 
+def test_an_environment_that_can_exist_only_once_trains_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(envs_own.Single, "open", 0)
+    with pytest.raises(EnvironmentFault, match="the robot is taken"):
+        gpi.train("ppo", envs_own.Single, out=tmp_path / "two", steps=256, **TINY)
+    run = gpi.train("ppo", envs_own.Single, out=tmp_path / "one", steps=256, **{**TINY, "seeds": 1})
+    assert done(run)["complete"]
+
+
 def test_progress_that_stands_still_is_no_error():
     line = sentence(SimpleNamespace(steps=10, of=100, returns=np.array([1.0]), tv=0.1, tv_bound=0.2), 0.0, 1)  # type: ignore[arg-type]
     assert "? left" in line

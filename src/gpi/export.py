@@ -1,7 +1,8 @@
 """A trained policy for machines without gpi: as one NumPy file, or as ONNX, compared with the original once written.
 
-    gpi.export.export("runs/spin", "spin")                         # spin/policy.py, policy.json, policy.safetensors
-    gpi.export.export("runs/spin", "spin.onnx", format="onnx")     # needs: pip install "gpi-rl[onnx]"
+    from gpi.export import export
+    export("runs/spin", "spin")                         # spin/policy.py, policy.json, policy.safetensors
+    export("runs/spin", "spin.onnx", format="onnx")     # needs: pip install "gpi-rl[onnx]"
 
 Both forms take observations as the environment gives them and return actions as it takes them. Neither acts on NaN.
 """

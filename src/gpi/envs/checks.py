@@ -52,13 +52,14 @@ class WorkerError(Exception):
     """The traceback of an exception in a worker process, as text."""
 
 
-def check(task: Task, make: Make | None = None, seconds: float = 1.5) -> Checked:
+def check(task: Task, make: Make | None = None, seconds: float = 1.5, *, alone: bool = False) -> Checked:
     """Play the environments of a task for a moment; raises EnvironmentFault where one breaks its contract.
 
     Args:
         task: The task; the module of a user's own is imported.
         make: What makes its environments, where that is not to be found by the name.
         seconds: About how long to play; making the environments and their single steps are not cut short.
+        alone: There will be one environment only, so make no second one to compare it with.
     """
     with _quiet():
         if task.backend in ("dmc", "envpool"):
@@ -67,7 +68,7 @@ def check(task: Task, make: Make | None = None, seconds: float = 1.5) -> Checked
             from gpi.envs.workers import require_importable  # it imports this module
 
             require_importable(task.id, make)
-        return _check_gymnasium(task.id, make or maker(task.id), time.monotonic() + seconds)
+        return _check_gymnasium(task.id, make or maker(task.id), time.monotonic() + seconds, alone)
 
 
 def traceback_of(error: BaseException) -> str | None:
@@ -147,14 +148,14 @@ class _Watched:
         self.slot.inside(self.row)
 
 
-def _check_gymnasium(name: str, make: Make, deadline: float) -> Checked:
-    """Check two environments of one task."""
+def _check_gymnasium(name: str, make: Make, deadline: float, alone: bool) -> Checked:
+    """Check two environments of one task, or one that will be alone."""
     slots: list[Slot] = []
     try:
-        for number in range(2):
+        for number in range(1 if alone else 2):
             slots.append(Slot(name, make, 0, number))
-        alike(*slots)
-        one, other = (_Watched(slot) for slot in slots)
+        alike(slots[0], slots[-1])
+        one, other = _Watched(slots[0]), None if alone else _Watched(slots[1])
         spec = slots[0].spec
         actions = _actions(spec.discrete, spec.action_size)
         now = time.monotonic()
@@ -163,7 +164,9 @@ def _check_gymnasium(name: str, make: Make, deadline: float) -> Checked:
         notes = []
         if not one.lengths and one.steps == STEPS:
             notes.append(f"no episode ended in {STEPS} steps: returns are known at ends only; add a TimeLimit wrapper")
-        _begin_alike(one, other, deadline)
+        _begin_alike(one, other or one, deadline)
+        if other is None:  # whether steps reproduce cannot be seen
+            return Checked(spec, one.steps, len(one.lengths), True, tuple(notes))
         reproducible = _go_alike(one, other, actions, deadline)
         notes += [] if reproducible else [IRREPRODUCIBLE]
         episodes = len(one.lengths) + len(other.lengths)

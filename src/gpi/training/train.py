@@ -61,7 +61,7 @@ def check_environment(config: Config, guests: Guests, progress: Progress) -> Non
     if task.backend in ("gymnasium", "processes"):
         from gpi.envs.checks import check
 
-        for note in check(task, guests.make).notes:
+        for note in check(task, guests.make, alone=config.seeds * config.num_envs == 1).notes:
             progress.say(f"note: {note}")
 
 
