@@ -14,6 +14,8 @@ from gpi.core.policy import Gaussian, distribution, value
 from gpi.training.config import Config
 from gpi.training.loop import Trainer
 
+# Tests of one algorithm share a worker, and with it a compiled program.
+GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(f"probes-{name}")) for name in ALGORITHMS]
 GAMMA = 0.5
 ENVS, MEMBERS = 8, 2
 
@@ -31,8 +33,13 @@ def solve(algorithm: str, probe: str) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+# Every algorithm is tried on every probe, but on the two that need all of it in the quick tests.
+QUICK = ("observation-action", "time-limit")
+TRIED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PROBES]
+
+
+@pytest.mark.parametrize("probe", TRIED)
+@pytest.mark.parametrize("algorithm", GROUPED)
 def test_probe_is_solved(algorithm: str, probe: str, x64: None):
     trainer = solve(algorithm, probe)
     pool = trainer.pool

@@ -1,5 +1,6 @@
 """Every equation against the reference numerics, one case per file in the fixtures folder."""
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,10 +15,12 @@ from jax.flatten_util import ravel_pytree
 from gpi.core import algorithms, normalize, objectives, solvers
 from gpi.core.advantage import standardise, vtrace
 from gpi.core.policy import Layer, Theta, distribution, entropy, kl, log_prob, value
-from gpi.core.sample import Rollout, Sample, mean
+from gpi.core.sample import Rollout, Sample, mean, weights
 
 FOLDER = Path(os.environ.get("GPI_FIXTURES", Path(__file__).parent / "fixtures"))
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
+# Tests of one case share a worker, and with it compiled programs.
+GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES]
 
 
 class Case(NamedTuple):
@@ -48,7 +51,14 @@ def trace(z: dict[str, np.ndarray]) -> Rollout:
     return Rollout(*map(jnp.asarray, arrays))
 
 
-@pytest.fixture(scope="module", params=CASES)
+@jax.jit
+def prepared(theta: Theta, raw: Sample) -> Sample:
+    """With the ratios to theta, and standardised advantages."""
+    rho = objectives.ratio_to(algorithms.log_pi(theta, raw), raw.logp_i)
+    return raw._replace(rho=rho, adv=standardise(raw.adv, rho, raw.weight))
+
+
+@pytest.fixture(scope="module", params=GROUPED)
 def case(request: pytest.FixtureRequest) -> Case:
     with np.load(FOLDER / f"{request.param}.npz") as archive:
         z = dict(archive)
@@ -56,16 +66,15 @@ def case(request: pytest.FixtureRequest) -> Case:
     obs, action = jnp.asarray(z["observations"]), jnp.asarray(z["actions"])
     logp_i = jnp.asarray(z["behaviour_log_prob"])
     theta, phi = policy(z, "policy"), net(z, "value")
-    rho = objectives.ratio_to(log_prob(distribution(theta, obs), action), logp_i)
     raw = Sample(
-        obs, action, logp_i, rho, jnp.asarray(z["vtrace_advantages"]), jnp.asarray(z["vtrace_returns"]),
+        obs, action, logp_i, logp_i, jnp.asarray(z["vtrace_advantages"]), jnp.asarray(z["vtrace_returns"]),
         jnp.asarray(z["sample_weights"]),
     )  # fmt: skip
-    return Case(z, settings, theta, phi, raw._replace(adv=standardise(raw.adv, raw.rho, raw.weight)))
+    return Case(z, settings, theta, phi, prepared(theta, raw))
 
 
 def flat(tree: Any) -> np.ndarray:
-    return np.asarray(ravel_pytree(tree)[0])
+    return np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(tree)])
 
 
 def close(ours: Any, theirs: Any, rtol: float = 1e-5) -> None:
@@ -83,20 +92,28 @@ def test_there_are_cases():
     assert CASES, f"no fixtures in {FOLDER}"
 
 
+@jax.jit
+def read(theta: Theta, phi: tuple[Layer, ...], s: Sample) -> tuple[jax.Array, ...]:
+    pi_k = distribution(theta, s.obs)
+    return log_prob(pi_k, s.action), entropy(pi_k), value(phi, s.obs)
+
+
 def test_log_probabilities_entropy_and_values(case: Case):
-    pi_k = distribution(case.theta, case.sample.obs)
-    close(log_prob(pi_k, case.sample.action), case.z["current_log_prob"])
-    close(entropy(pi_k), case.z["entropy"])
-    close(value(case.phi, case.sample.obs), case.z["values"])
+    ours = read(case.theta, case.phi, case.sample)
+    for numbers, name in zip(ours, ("current_log_prob", "entropy", "values"), strict=True):
+        close(numbers, case.z[name])
+
+
+@jax.jit
+def advantages(phi: tuple[Layer, ...], rollout: Rollout, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return vtrace(rollout, value(phi, rollout.obs), value(phi, rollout.next_obs), *rest)
 
 
 @pytest.mark.parametrize("kind", ["vtrace", "gae"])
 def test_advantages_and_targets(case: Case, kind: str):
-    rollout = trace(case.z)
     rho = case.sample.rho if kind == "vtrace" else jnp.ones_like(case.sample.rho)
-    v, v_next = value(case.phi, rollout.obs), value(case.phi, rollout.next_obs)
     gamma, lam = jnp.float32(case.settings["gamma"]), jnp.float32(case.settings["lam"])
-    adv, target = vtrace(rollout, v, v_next, rho, gamma, lam)
+    adv, target = advantages(case.phi, trace(case.z), rho, gamma, lam)
     close(adv, case.z[f"{kind}_advantages"])
     close(target, case.z[f"{kind}_returns"])
 
@@ -108,123 +125,154 @@ def test_weights_of_the_mixture(case: Case):
     valid = np.zeros((len(nu), rows.max(), 1), bool)
     for i, count in enumerate(rows):
         valid[i, :count] = True
-    from gpi.core.sample import weights
-
-    ours = np.asarray(weights(jnp.asarray(nu, jnp.float32), jnp.int32(len(nu)), jnp.asarray(valid)))
+    ours = np.asarray(jax.jit(weights)(jnp.asarray(nu, jnp.float32), jnp.int32(len(nu)), jnp.asarray(valid)))
     ours = ours / ours[valid].mean()
     for i in range(len(nu)):
         close(ours[i, : rows[i], 0], case.z["sample_weights"][age == i])
 
 
+@jax.jit
+@jax.value_and_grad
+def ppo_loss(theta: Theta, s: Sample, eps: jax.Array) -> jax.Array:
+    return -objectives.clipped_surrogate(algorithms.log_pi(theta, s), s, eps)
+
+
 @pytest.mark.parametrize("where", ["pi_k", "moved"])
 def test_ppo_loss_and_gradient(case: Case, where: str):
     theta = case.theta if where == "pi_k" else policy(case.z, "ppo/policy_moved")
-    eps = jnp.float32(case.settings["eps_gpi"])
-
-    def loss(theta: Theta) -> jax.Array:
-        return -objectives.clipped_surrogate(algorithms.log_pi(theta, case.sample), case.sample, eps)
-
-    ours, gradient = jax.value_and_grad(loss)(theta)
+    ours, gradient = ppo_loss(theta, case.sample, jnp.float32(case.settings["eps_gpi"]))
     np.testing.assert_allclose(ours, case.z[f"ppo/loss_at_{where}"], atol=2e-6, rtol=1e-5)
     close(flat(gradient), case.z[f"ppo/grad_at_{where}"], 1e-4)
 
 
+class Distances(NamedTuple):
+    tv: jax.Array
+    penalty: jax.Array
+    forward: jax.Array
+    reverse: jax.Array
+
+
+@jax.jit
+def distances(theta_k: Theta, theta: Theta, s: Sample) -> Distances:
+    pi_k, pi = distribution(theta_k, s.obs), distribution(theta, s.obs)
+    logp = log_prob(pi, s.action)
+    divergences = mean(kl(pi_k, pi), s.weight), mean(kl(pi, pi_k), s.weight)
+    return Distances(objectives.one_step_tv(logp, s), objectives.penalty(logp, s), *divergences)
+
+
 def test_distances_at_the_moved_policy(case: Case):
-    moved = policy(case.z, "ppo/policy_moved")
-    pi_k, pi = distribution(case.theta, case.sample.obs), distribution(moved, case.sample.obs)
-    logp = log_prob(pi, case.sample.action)
-    close(objectives.one_step_tv(logp, case.sample), case.z["ppo/tv_at_moved"])
-    close(objectives.penalty(logp, case.sample), case.z["ppo/penalty_at_moved"])
-    close(mean(kl(pi_k, pi), case.sample.weight), case.z["kl_forward_at_moved"], 1e-4)
-    close(mean(kl(pi, pi_k), case.sample.weight), case.z["kl_reverse_at_moved"], 1e-4)
+    ours = distances(case.theta, policy(case.z, "ppo/policy_moved"), case.sample)
+    close(ours.tv, case.z["ppo/tv_at_moved"])
+    close(ours.penalty, case.z["ppo/penalty_at_moved"])
+    close(ours.forward, case.z["kl_forward_at_moved"], 1e-4)
+    close(ours.reverse, case.z["kl_reverse_at_moved"], 1e-4)
 
 
 def test_value_loss_and_gradient(case: Case):
-    loss, gradient = jax.value_and_grad(algorithms.value_loss)(case.phi, case.sample)
+    loss, gradient = jax.jit(jax.value_and_grad(algorithms.value_loss))(case.phi, case.sample)
     close(loss, case.z["value/loss"])
     close(flat(gradient), case.z["value/grad"], 1e-4)
 
 
-def spread(case: Case):
-    pi_k = distribution(case.theta, case.sample.obs)
-    return lambda pi: mean(kl(pi_k, pi), case.sample.weight)
+def spread(theta_k: Theta, s: Sample):
+    pi_k = distribution(theta_k, s.obs)
+    return lambda pi: mean(kl(pi_k, pi), s.weight)
 
 
-def divergence(case: Case, theta: Theta) -> jax.Array:
-    return spread(case)(distribution(theta, case.sample.obs))
-
-
-def objective(case: Case, rule: str):
+def objective(rule: str, s: Sample, delta: jax.Array):
     if rule == "trpo":
-        return lambda theta: objectives.surrogate(algorithms.log_pi(theta, case.sample), case.sample)
-    w, _ = target(case)
-    return lambda theta: objectives.likelihood(algorithms.log_pi(theta, case.sample), case.sample, w)
+        return lambda theta: objectives.surrogate(algorithms.log_pi(theta, s), s)
+    w, _ = target(s, delta)
+    return lambda theta: objectives.likelihood(algorithms.log_pi(theta, s), s, w)
 
 
-def target(case: Case) -> tuple[jax.Array, jax.Array]:
-    base = case.sample.weight * case.sample.rho
-    return objectives.target_weights(case.sample.adv, base / base.sum(), jnp.float32(case.settings["vmpo"]["delta"]))
+@jax.jit
+def target(s: Sample, delta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    base = s.weight * s.rho
+    return objectives.target_weights(s.adv, base / base.sum(), delta)
 
 
-def fisher(case: Case):
-    x, unravel = ravel_pytree(case.theta)
-    return jax.jit(solvers.damped_fisher(lambda x: distribution(unravel(x), case.sample.obs), spread(case), x))
+def vmpo_delta(case: Case) -> jax.Array:
+    return jnp.float32(case.settings["vmpo"]["delta"])
+
+
+def fisher(theta: Theta, s: Sample):
+    x, unravel = ravel_pytree(theta)
+    return solvers.damped_fisher(lambda x: distribution(unravel(x), s.obs), spread(theta, s), x)
+
+
+@jax.jit
+def fisher_product(theta: Theta, s: Sample, v: jax.Array) -> jax.Array:
+    return fisher(theta, s)(v)
 
 
 def test_vmpo_target_weights(case: Case):
-    w, temperature = target(case)
+    w, temperature = target(case.sample, vmpo_delta(case))
     close(w, case.z["vmpo/target_weights"], 1e-3)
     close(temperature, case.settings["vmpo_dual"]["lagrange"], 2e-3)
 
 
 def test_fisher_vector_product(case: Case):
-    close(fisher(case)(jnp.asarray(case.z["trpo/fvp_in"])), case.z["trpo/fvp_out"], 1e-4)
+    ours = fisher_product(case.theta, case.sample, jnp.asarray(case.z["trpo/fvp_in"]))
+    close(ours, case.z["trpo/fvp_out"], 1e-4)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradient_of(rule: str, theta: Theta, s: Sample, delta: jax.Array) -> Theta:
+    return jax.grad(objective(rule, s, delta))(theta)
 
 
 @pytest.mark.parametrize(("rule", "rtol"), [("trpo", 1e-4), ("vmpo", 2e-3)])
 def test_natural_gradient(case: Case, rule: str, rtol: float):
-    close(flat(jax.grad(objective(case, rule))(case.theta)), case.z[f"{rule}/grad"], rtol)
+    close(flat(gradient_of(rule, case.theta, case.sample, vmpo_delta(case))), case.z[f"{rule}/grad"], rtol)
+
+
+@jax.jit
+def direction(theta: Theta, s: Sample, g: jax.Array) -> jax.Array:
+    return solvers.conjugate_gradient(fisher(theta, s), g)
 
 
 def test_trpo_direction(case: Case):
     """Twenty CG steps are not converged: compare the direction and the quadratic model's value."""
-    F, g = fisher(case), jnp.asarray(case.z["trpo/grad"])
+    g, theirs = (jnp.asarray(case.z[f"trpo/{name}"]) for name in ("grad", "direction"))
 
     def model(v: jax.Array) -> float:
-        return float(g @ v - 0.5 * v @ F(v))
+        return float(g @ v - 0.5 * v @ fisher_product(case.theta, case.sample, v))
 
-    ours, theirs = solvers.conjugate_gradient(F, g), jnp.asarray(case.z["trpo/direction"])
+    ours = direction(case.theta, case.sample, g)
     same_direction(np.asarray(ours), np.asarray(theirs))
     assert model(ours) >= 0.98 * model(theirs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def natural_step(rule: str, theta_k: Theta, s: Sample, delta: jax.Array) -> tuple[Theta, jax.Array, jax.Array]:
+    """The step, its fraction, and what it gains."""
+    maximise, divergence = objective(rule, s, delta), spread(theta_k, s)
+
+    def pi(theta: Theta) -> Any:
+        return distribution(theta, s.obs)
+
+    def accept(theta: Theta) -> jax.Array:
+        return (divergence(pi(theta)) <= 1.5 * delta) & (maximise(theta) >= maximise(theta_k))
+
+    theta, fraction = solvers.natural_step(maximise, pi, divergence, theta_k, delta, accept)
+    return theta, fraction, maximise(theta) - maximise(theta_k)
 
 
 @pytest.mark.parametrize("rule", ["trpo", "vmpo"])
 def test_accepted_step(case: Case, rule: str):
     after = f"{rule}/policy_after"
     settings = case.settings[rule]
-    delta = jnp.float32(settings["delta"])
-    maximise = objective(case, rule)
-
-    def accept(theta: Theta) -> jax.Array:
-        return (divergence(case, theta) <= 1.5 * delta) & (maximise(theta) >= maximise(case.theta))
-
-    @jax.jit
-    def step(theta: Theta) -> tuple[Theta, jax.Array]:
-        def pi(theta: Theta) -> Any:
-            return distribution(theta, case.sample.obs)
-
-        return solvers.natural_step(maximise, pi, spread(case), theta, delta, accept)
-
-    theta, fraction = step(case.theta)
+    theta, fraction, gain = natural_step(rule, case.theta, case.sample, jnp.float32(settings["delta"]))
     close(fraction, settings["adj"])
-    logp = algorithms.log_pi(theta, case.sample)
-    close(maximise(theta) - maximise(case.theta), settings["improve"], 0.02)
-    close(objectives.one_step_tv(logp, case.sample), settings["tv"], 0.02)
-    close(objectives.penalty(logp, case.sample), settings["penalty"], 0.02)
+    close(gain, settings["improve"], 0.02)
+    ours = distances(case.theta, theta, case.sample)
+    close(ours.tv, settings["tv"], 0.02)
+    close(ours.penalty, settings["penalty"], 0.02)
     if f"{after}/layer0/kernel" in case.z:
         same_direction(flat(theta) - flat(case.theta), flat(policy(case.z, after)) - flat(case.theta))
     if "kl" in settings:
-        close(divergence(case, theta), settings["kl"], 0.02)
+        close(ours.forward, settings["kl"], 0.02)
 
 
 def test_adaptive_eps(case: Case):
@@ -232,22 +280,22 @@ def test_adaptive_eps(case: Case):
     eps = case.settings["trpo"]["eps"]
     if eps == case.settings["eps_gpi"]:
         return
-    s = case.sample
-    logp_k = algorithms.log_pi(case.theta, s)
-    close(case.settings["eps"] - 2.0 * objectives.penalty(logp_k, s), eps)
+    close(case.settings["eps"] - 2.0 * distances(case.theta, case.theta, case.sample).penalty, eps)
 
 
 def test_normaliser(x64: None):
     with np.load(FOLDER / "normaliser.npz") as archive:
         z = dict(archive)
+    update_stats, std = jax.jit(normalize.update_stats), jax.jit(normalize.std)
     stats, scalar = normalize.init_stats((3,)), normalize.init_stats(())
     for i in range(4):
         valid = jnp.ones(len(z[f"batch{i}"]), bool)
-        stats = normalize.update_stats(stats, jnp.asarray(z[f"batch{i}"]), valid)
-        scalar = normalize.update_stats(scalar, jnp.asarray(z[f"scalar_batch{i}"]), valid)
+        stats = update_stats(stats, jnp.asarray(z[f"batch{i}"]), valid)
+        scalar = update_stats(scalar, jnp.asarray(z[f"scalar_batch{i}"]), valid)
         close(stats.mean, z[f"mean{i}"])
         if i > 0:
             close(stats.squares / (stats.count - 1.0), z[f"var{i}"])
-            close(normalize.std(stats), z[f"std{i}"])
-            close(normalize.std(scalar), z[f"scalar_std{i}"])
-    close(normalize.normalise_obs(normalize.lens(stats), jnp.asarray(z["query"])), z["query_normalised"])
+            close(std(stats), z[f"std{i}"])
+            close(std(scalar), z[f"scalar_std{i}"])
+    seen = jax.jit(lambda stats, obs: normalize.normalise_obs(normalize.lens(stats), obs))
+    close(seen(stats, jnp.asarray(z["query"])), z["query_normalised"])
