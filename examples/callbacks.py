@@ -15,7 +15,7 @@ def entropy_left(report: Report) -> bool:
 
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
-evaluation = Evaluate(every=10, episodes=20, stop_at=475.0)
+evaluation = Evaluate(every=2, episodes=20, stop_at=475.0)
 callbacks = [PrintEvery(5), evaluation, entropy_left]
 run = gpi.train("trpo", "CartPole-v1", seeds=3, steps=steps, quiet=True, callbacks=callbacks)
 

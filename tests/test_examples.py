@@ -18,7 +18,7 @@ SAYS = {
 @pytest.mark.parametrize("name", SAYS)
 def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    steps = 22_000 if name == "callbacks" else 1500
+    steps = 4000 if name == "callbacks" else 1500
     monkeypatch.setattr(sys, "argv", [f"{name}.py", str(steps)])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert SAYS[name] in capsys.readouterr().out

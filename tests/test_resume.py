@@ -501,7 +501,13 @@ def member(tree: Any, p: int) -> list[bytes]:
     return [np.asarray(x)[p].tobytes() for x in jax.tree.leaves(tree)]
 
 
-@pytest.fixture(scope="module", params=GROUPED)
+# One of each rule, with reuse and without; all six in `make test-slow`.
+RULES = ("geppo", "trpo", "vmpo")
+ONE_OF_EACH = [param if name in RULES else pytest.param(name, marks=[*param.marks, pytest.mark.slow])
+               for name, param in zip(ALGORITHMS, GROUPED, strict=True)]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=ONE_OF_EACH)
 def trainer(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A population after two iterations, its next batch, and what a sound iteration makes of it."""
     with jax.enable_x64(True):
