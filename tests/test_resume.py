@@ -139,11 +139,11 @@ def test_the_first_signal_is_remembered_and_the_second_ends_at_once(monkeypatch:
 GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ALGORITHMS]
 
 
-TWO_OF_THEM = [param if name in ("geppo", "vmpo") else pytest.param(name, marks=[*param.marks, pytest.mark.slow])
+ONE_OF_THEM = [param if name == "geppo" else pytest.param(name, marks=[*param.marks, pytest.mark.slow])
                for name, param in zip(ALGORITHMS, GROUPED, strict=True)]  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", TWO_OF_THEM)
+@pytest.mark.parametrize("algorithm", ONE_OF_THEM)
 def test_a_run_in_two_parts_is_the_run_in_one(algorithm: str, tmp_path: Path):
     settings: dict[str, Any] = {**TINY, "quiet": True, "reset_each_batch": algorithm not in ("geppo", "trpo")}
     steps = 6000 if ALGORITHMS[algorithm][1] else 12000
