@@ -10,7 +10,7 @@ import pytest
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import algorithms, faults, normalize, objectives, solvers
+from gpi.core import algorithms, normalize, objectives, solvers
 from gpi.core.advantage import degenerate, standardise, vtrace
 from gpi.core.algorithms import Agent, Hyper, Static
 from gpi.core.plan import ALGORITHMS, on_policy, plan, reuse
@@ -50,9 +50,7 @@ def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
 
 def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:
     numbers = (nu, EPS, eps, 0.995, 0.97, 3e-4)
-    return Hyper(
-        *(jnp.asarray(x, jnp.float32) for x in numbers), freeze=jnp.int32(2**31 - 1), inject=faults.no_injection()
-    )
+    return Hyper(*(jnp.asarray(x, jnp.float32) for x in numbers), freeze=jnp.int32(2**31 - 1))
 
 
 @jax.jit

@@ -22,7 +22,7 @@ import pytest
 
 import gpi
 from gpi import cli, deploy, files
-from gpi.core import faults
+from gpi.core import algorithms, faults, normalize, solvers
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.dmc import TASKS
 from gpi.envs.seeds import env_seeds
@@ -508,63 +508,95 @@ ONE_OF_EACH = [param if name in RULES else pytest.param(name, marks=[*param.mark
 
 
 @pytest.fixture(scope="module", params=ONE_OF_EACH)
-def trainer(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A population after two iterations, its next batch, and what a sound iteration makes of it."""
+def population(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The settings of a population after two iterations, its state, and its next batch."""
     with jax.enable_x64(True):
         config = resolved(Config(TASK, request.param, **TINY))
         trainer = loop.Trainer(config, make_pool(config), jax.local_devices()[:2])
         trainer.warm_up()
         for _ in trainer.iterations(2 * trainer.plan.steps):
             pass
-        raw = jax.device_put(trainer.gather(), trainer.sharded)
-        yield trainer, raw, learned(trainer, raw, trainer.hyper)
+        yield config, jax.device_get((trainer.state, trainer.gather(), trainer.hyper))
 
 
-def learned(trainer: Any, raw: Any, hyper: Any) -> Any:
-    """One update of a copy of the population, which stays where it is."""
-    state = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.copy(x), trainer.state)
-    state = state._replace(key=jax.random.clone(trainer.state.key))
-    after, *_ = trainer._learn(jax.device_put(state, trainer.sharded), raw, hyper, jnp.int32(trainer.batches))
-    return jax.device_get(after._replace(key=jax.random.key_data(after.key)))
+Where = list[tuple[Any, str]]
+REPLACED: dict[str, Where] = {
+    "value": [(loop, "read_values")],
+    "ratio": [(algorithms, "prior_ratio")],
+    "advantage": [(algorithms, "vtrace")],
+    "gradient": [(algorithms, "gradient"), (solvers, "gradient")],
+    "normaliser": [(normalize, "update")],
+}
+"""The functions that compute each stage, which the test replaces; the first two stages are in the batch itself."""
 
 
-def test_a_fault_freezes_its_seed_and_touches_no_other(trainer: Any, x64: None):
+def learning(config: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program that learns, each stage of which adds a number, each member's own, to all that it computes."""
+    static = loop.static_of(config)
+
+    def spoil(tree: Any, number: Any) -> Any:
+        return jax.tree.map(lambda x: x + number.astype(x.dtype), tree)
+
+    def spoiled(stage_function: Any, number: Any) -> Any:
+        return lambda *values: spoil(stage_function(*values), number)
+
+    def one(state: Any, raw: Any, hyper: Any, numbers: Any) -> Any:
+        number: dict[str, Any] = dict(zip(faults.STAGES, numbers, strict=True))
+        obs, next_obs = spoil((raw.obs, raw.next_obs), number["observation"])
+        raw = raw._replace(obs=obs, next_obs=next_obs, reward=spoil(raw.reward, number["reward"]))
+        with monkeypatch.context() as patch:
+            for stage, places in REPLACED.items():
+                for module, name in places:
+                    patch.setattr(module, name, spoiled(getattr(module, name), number[stage]))
+            return loop.learn(state, raw, hyper, jnp.int32(9), static)[0]
+
+    return jax.jit(jax.vmap(one))
+
+
+def test_a_fault_freezes_its_seed_and_touches_no_other(population: Any, monkeypatch: pytest.MonkeyPatch, x64: None):
     """NaN and both infinities at every stage."""
-    trainer, raw, sound = trainer
-    before = jax.device_get(trainer.state._replace(key=jax.random.key_data(trainer.state.key)))
-    assert member(sound[:3], 0) != member(before[:3], 0)
+    config, (state, raw, hyper) = population
+    learn = learning(config, monkeypatch)
+
+    def learned(stage: int, value: float) -> Any:
+        numbers = np.zeros((2, len(faults.STAGES)), np.float32)
+        numbers[0, stage] = value
+        return jax.device_get(learn(state, raw, hyper, numbers))
+
+    sound = learned(0, 0.0)
+    assert sound.fault.tolist() == [faults.NONE, faults.NONE]
+    assert member(sound[:3], 0) != member(state[:3], 0)
     for (stage, name), value in itertools.product(enumerate(faults.STAGES), [np.nan, np.inf, -np.inf]):
-        inject = np.zeros((2, len(faults.STAGES)), np.float32)
-        inject[0, stage] = value
-        after = learned(trainer, raw, trainer.hyper._replace(inject=jax.device_put(inject, trainer.sharded)))
+        after = learned(stage, value)
         assert faults.STAGES[after.fault[0] - 1] == name and after.fault[1] == faults.NONE, (name, value)
-        assert member(after[:3], 0) == member(before[:3], 0), f"frozen at its last good state: {name} {value}"
-        assert member(after, 1) == member(sound, 1), f"bit-identical to a run without the fault: {name} {value}"
+        assert member(after[:3], 0) == member(state[:3], 0), f"frozen at its last good state: {name} {value}"
+        assert member(after[:3], 1) == member(sound[:3], 1), f"bit-identical to a run without the fault: {name} {value}"
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, seeds: list[int], iteration: int, stage: int) -> None:
-    """In one iteration, NaN comes into some members' arithmetic; later ones would be sound again."""
-    iterations = loop.Trainer.iterations
+def poisoned(monkeypatch: pytest.MonkeyPatch, seeds: list[int], iteration: int, field: str) -> None:
+    """In one iteration, some members' batches hold NaN; later ones are sound again."""
+    gather = loop.Trainer.gather
 
-    def wrapped(self: Any, steps: int) -> Iterator[Any]:
-        for it in iterations(self, steps):
-            inject = np.zeros((len(self.hyper.freeze), len(faults.STAGES)), np.float32)
-            inject[seeds, stage] = np.nan if it.k == iteration - 1 else 0.0
-            self.hyper = self.hyper._replace(inject=jax.device_put(inject, self.sharded))
-            yield it
+    def wrapped(self: Any) -> Any:
+        raw, warm = gather(self), self.config.B * self.config.n // self.plan.steps
+        if self.batches != warm + iteration:
+            return raw
+        x = np.array(getattr(raw, field))
+        x[seeds] = np.nan
+        return raw._replace(**{field: x})
 
-    monkeypatch.setattr(loop.Trainer, "iterations", wrapped)
+    monkeypatch.setattr(loop.Trainer, "gather", wrapped)
 
 
 def test_a_run_goes_on_without_the_seed_that_diverged(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    poisoned(monkeypatch, [0], 3, faults.ADVANTAGE)
+    poisoned(monkeypatch, [0], 3, "action")
     run = gpi.train("geppo", TASK, steps=6000, out=tmp_path / "run", **TINY)
-    line = "frozen at their last good state: seed 0 at iteration 3 (advantage not finite)"
+    line = "frozen at their last good state: seed 0 at iteration 3 (ratio not finite)"
     assert line in capsys.readouterr().out
     done = json.loads((run.dir / "DONE").read_text())
-    assert done["complete"] and done["frozen"] == {"0": {"iteration": 3, "stage": "advantage"}}
+    assert done["complete"] and done["frozen"] == {"0": {"iteration": 3, "stage": "ratio"}}
     assert_same(short, run.dir, ("policy-1.safetensors",))
     assert all(np.isfinite(kernel).all() for kernel, _ in gpi.load(run.dir, 0).layers)
     for name in TABLES:
@@ -576,7 +608,7 @@ def test_a_run_goes_on_without_the_seed_that_diverged(
 
 
 def test_a_frozen_seed_stays_frozen_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    poisoned(monkeypatch, [1], 3, faults.REWARD)
+    poisoned(monkeypatch, [1], 3, "reward")
     whole = gpi.train("geppo", TASK, steps=6000, out=tmp_path / "whole", quiet=True, **TINY)
     part = gpi.train("geppo", TASK, steps=4000, out=tmp_path / "part", quiet=True, **TINY)
     monkeypatch.undo()
@@ -586,7 +618,7 @@ def test_a_frozen_seed_stays_frozen_when_resumed(tmp_path: Path, monkeypatch: py
 
 
 def test_when_every_seed_diverged_the_run_ends_with_7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    poisoned(monkeypatch, [0, 1], 2, faults.ADVANTAGE)
+    poisoned(monkeypatch, [0, 1], 2, "action")
     with pytest.raises(DivergedError, match="seed 1 at iteration 2") as error:
         gpi.train("geppo", TASK, steps=60000, out=tmp_path / "run", quiet=True, **TINY)
     assert error.value.exit_code == 7

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import faults, objectives
+from gpi.core import objectives
 from gpi.core.advantage import degenerate, standardise, vtrace
 from gpi.core.plan import Rule, Trust
 from gpi.core.policy import Distribution, Net, Theta, distribution, entropy, kl, log_prob, project, value
 from gpi.core.sample import Buffer, Sample, mean, weights
-from gpi.core.solvers import Climber, backtrack, climb, minibatch_ascent, natural_step
+from gpi.core.solvers import Climber, backtrack, climb, gradient, minibatch_ascent, natural_step
 
 LR_DECAY = 1.03
 MARGIN = 1e-5  # relative, of strict bounds: measuring them again, rounded otherwise, must agree
@@ -47,7 +47,6 @@ class Hyper(NamedTuple):
     gae_lambda: Array
     value_lr: Array
     freeze: Array  # int32: from this batch on the normaliser's statistics stay as they are
-    inject: Array  # [stages], added at each stage: zeros, except in tests of faults
 
 
 class Agent(NamedTuple):
@@ -80,11 +79,16 @@ def kl_radius(eps: Array) -> Array:
     return 0.5 * eps**2
 
 
-def read_values(phi: Net, buffer: Buffer, hyper: Hyper) -> tuple[Array, Array]:
+def read_values(phi: Net, buffer: Buffer) -> tuple[Array, Array]:
     """V(s) and V(s') on the data of all prior policies, `[M, T, E]`."""
     shape = buffer.logp_i.shape
     v, v_next = (value(phi, x.reshape(-1, x.shape[-1])) for x in (buffer.rollout.obs, buffer.rollout.next_obs))
-    return faults.poison((v.reshape(shape), v_next.reshape(shape)), hyper.inject, faults.VALUE)
+    return v.reshape(shape), v_next.reshape(shape)
+
+
+def prior_ratio(theta_k: Theta, obs: Array, action: Array, logp_i: Array) -> Array:
+    """rho = pi_k / pi_{k-i} on the samples of the prior policies."""
+    return objectives.ratio_to(log_prob(distribution(theta_k, obs), action), logp_i)
 
 
 def estimate_from(theta_k: Theta, values: tuple[Array, Array], buffer: Buffer, hyper: Hyper) -> Sample:
@@ -97,18 +101,16 @@ def estimate_from(theta_k: Theta, values: tuple[Array, Array], buffer: Buffer, h
 
     obs, action = flat(rollout.obs), flat(rollout.action)
     logp_i = flat(buffer.logp_i)
-    rho = objectives.ratio_to(log_prob(distribution(theta_k, obs), action), logp_i)
-    rho = faults.poison(rho, hyper.inject, faults.RATIO)
+    rho = prior_ratio(theta_k, obs, action, logp_i)
     trace = jax.vmap(vtrace, in_axes=(0, 0, 0, 0, None, None))
     adv, target = trace(rollout, *values, rho.reshape(shape), hyper.gamma, hyper.gae_lambda)
-    adv = faults.poison(adv, hyper.inject, faults.ADVANTAGE)
     weight = flat(weights(hyper.nu, buffer.policies, rollout.valid))
     return Sample(obs, action, logp_i, rho, flat(adv), flat(target), weight)
 
 
 def estimate(theta_k: Theta, phi: Net, buffer: Buffer, hyper: Hyper) -> Sample:
     """Algorithm 2, line 4: A^{pi_k} on the data of all prior policies, with the weights of nu."""
-    return estimate_from(theta_k, read_values(phi, buffer, hyper), buffer, hyper)
+    return estimate_from(theta_k, read_values(phi, buffer), buffer, hyper)
 
 
 def value_loss(phi: Net, s: Sample) -> Array:
@@ -164,7 +166,7 @@ def improve_ppo(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Stati
         return objectives.clipped_surrogate(log_pi(theta, mb), standardised(mb), hyper.eps_gpi)
 
     def step(agent: Agent, mb: Sample) -> Agent:
-        g = faults.poison(jax.grad(objective)(agent.policy.params, mb), hyper.inject, faults.GRADIENT)
+        g = gradient(objective, agent.policy.params, mb)
         policy = climb(agent.policy, g, agent.lr, static.max_grad_norm)
         return agent._replace(policy=policy, value=fit_value(agent.value, mb, hyper))
 
@@ -211,11 +213,7 @@ def improve_natural(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: S
         inside = (divergence(policy(theta)) <= radius) & (reached >= start) & jnp.isfinite(reached)
         return inside & holds(theta) if strict else inside
 
-    def climbed(theta: Theta) -> Array:
-        flat, _ = ravel_pytree(theta)
-        return objective(theta) + hyper.inject[faults.GRADIENT] * jnp.sum(flat)
-
-    theta, fraction = natural_step(climbed, policy, divergence, theta_k, delta, accept)
+    theta, fraction = natural_step(objective, policy, divergence, theta_k, delta, accept)
     return agent._replace(policy=agent.policy._replace(params=theta), value=fitted), fraction
 
 

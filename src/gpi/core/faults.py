@@ -14,16 +14,6 @@ OBSERVATION, REWARD, VALUE, RATIO, ADVANTAGE, GRADIENT, NORMALISER = range(len(S
 NONE = 0  # no fault; otherwise 1 + the stage
 
 
-def no_injection() -> Array:
-    """What is added at each stage: zeros, except where a test adds NaN or infinity. Traced: nothing recompiles."""
-    return jnp.zeros(len(STAGES), jnp.float32)
-
-
-def poison(x: Any, inject: Array, stage: int) -> Any:
-    """The arrays of one stage with what is injected there."""
-    return jax.tree.map(lambda leaf: leaf + inject[stage].astype(leaf.dtype), x)
-
-
 def finite(x: Any) -> Array:
     """Whether every number of a pytree is finite."""
     leaves = [leaf for leaf in jax.tree.leaves(x) if jnp.issubdtype(leaf.dtype, jnp.inexact)]

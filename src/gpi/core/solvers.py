@@ -52,6 +52,11 @@ def climb(climber: Climber, gradient: Params, lr: Array, max_norm: float | None 
     return Climber(params, first, second, count)
 
 
+def gradient(objective: Callable[..., Array], at: Params, *data: Any) -> Params:
+    """g, the gradient of an objective in its first argument."""
+    return jax.grad(objective)(at, *data)
+
+
 def shuffle(key: Array, total: int) -> Array:
     """A random order of `total` samples.
 
@@ -156,7 +161,7 @@ def natural_step(
     both with the damped F (docs/deviations.md). The fraction is NaN where g is not finite.
     """
     flat, unravel = ravel_pytree(theta_k)
-    g = jax.grad(lambda x: objective(unravel(x)))(flat)
+    g = gradient(lambda x: objective(unravel(x)), flat)
     fisher = damped_fisher(lambda x: policy(unravel(x)), divergence, flat)
     v = conjugate_gradient(fisher, g)
     beta = jnp.sqrt(2.0 * delta / (v @ fisher(v)))

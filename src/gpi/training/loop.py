@@ -80,14 +80,13 @@ def learn(state: State, raw: Rollout, hyper: Hyper, k: Array, static: Static) ->
     """Algorithm 2, lines 4 and 5, for one agent: reuse the last M policies' samples for one policy improvement."""
     agent = state.agent
     theta_k = agent.policy.params
-    raw = inject(raw, hyper)
     rollout = normalize.normalise(state.normaliser, raw)
     buffer = push(state.buffer, rollout, logp_of(theta_k, rollout))
-    values = read_values(agent.value.params, buffer, hyper)
+    values = read_values(agent.value.params, buffer)
     sample = estimate_from(theta_k, values, buffer, hyper)
     agent, metrics = improve(agent, sample, use_of(state.key, k, LEARNING), hyper, static)
     # After the update, or ratio would not start at rho.
-    updated = faults.poison(normalize.update(state.normaliser, raw, hyper.gamma), hyper.inject, faults.NORMALISER)
+    updated = normalize.update(state.normaliser, raw, hyper.gamma)
     normaliser = jax.tree.map(lambda new, old: jnp.where(k < hyper.freeze, new, old), updated, state.normaliser)
     theta = agent.policy.params
     moved = normaliser_tv(theta, raw, buffer, state.normaliser, normaliser)
@@ -104,12 +103,6 @@ def learn(state: State, raw: Rollout, hyper: Hyper, k: Array, static: Static) ->
         faults.NORMALISER: normaliser,
     })  # fmt: skip
     return keep_good(state, new, fault), metrics, report
-
-
-def inject(raw: Rollout, hyper: Hyper) -> Rollout:
-    """A rollout with what a test adds to its observations and rewards; as it is, otherwise."""
-    obs, next_obs = faults.poison((raw.obs, raw.next_obs), hyper.inject, faults.OBSERVATION)
-    return raw._replace(obs=obs, next_obs=next_obs, reward=faults.poison(raw.reward, hyper.inject, faults.REWARD))
 
 
 def keep_good(old: State, new: State, fault: Array) -> State:
@@ -168,7 +161,7 @@ def hyper_of(config: Config) -> Hyper:
     warm_up = config.B * config.n // plan.steps
     freeze = warm_up + -(-config.freeze_normaliser // plan.steps) if config.freeze_normaliser else 2**31 - 1
     traced = (jnp.asarray(number, jnp.float32) for number in numbers)
-    return Hyper(*traced, freeze=jnp.int32(freeze), inject=faults.no_injection())
+    return Hyper(*traced, freeze=jnp.int32(freeze))
 
 
 def static_of(config: Config) -> Static:
