@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from gpi.core.plan import ALGORITHMS
-from gpi.training import runtime
+from gpi.training import devices as runtime
 from gpi.training.config import Config, resolved
 
 RECORD = Path(__file__).with_name("audit_cost.jsonl")
@@ -31,9 +31,9 @@ def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[floa
     import jax
     import jax.numpy as jnp
 
-    from gpi.training import loop
-    from gpi.training.attempt import make_pool
-    from gpi.training.recorder import Recorder
+    from gpi.rundir.recorder import Recorder
+    from gpi.training import trainer as loop
+    from gpi.training.session import make_pool
 
     config = resolved(Config("cheetah-run", algorithm))
     full = loop.learn

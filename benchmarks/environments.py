@@ -24,8 +24,8 @@ import gpi
 from gpi.callbacks import Evaluate
 from gpi.core.plan import ALGORITHMS
 from gpi.evaluation import bootstrap, evaluate
-from gpi.figures import learning_curves
-from gpi.training.record import open_run
+from gpi.report.curves import learning_curves
+from gpi.rundir.run import open_run
 
 RECORD = Path(__file__).with_name("environments.jsonl")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5")

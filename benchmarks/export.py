@@ -30,7 +30,7 @@ import numpy as np
 import gpi
 from gpi.envs.dmc import TASKS
 from gpi.export import OBSERVATIONS, TOLERANCE, export, observations_around
-from gpi.training import runtime
+from gpi.training import devices as runtime
 from gpi.training.config import Config
 
 RECORD = Path(__file__).with_name("export.jsonl")
@@ -72,7 +72,7 @@ def by_jax(policy: gpi.Policy, obs: np.ndarray) -> np.ndarray:
     import jax
     import jax.numpy as jnp
 
-    from gpi.core.normalize import Lens, normalise_obs
+    from gpi.core.normaliser import Lens, normalise_obs
     from gpi.core.policy import Categorical, Layer, Theta, distribution
 
     net = tuple(Layer(jnp.asarray(kernel), jnp.asarray(bias)) for kernel, bias in policy.layers)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from gpi.core.plan import ALGORITHMS, TRUST
-from gpi.training.record import open_run
-from gpi.training.summary import summarise
+from gpi.report.audit import summarise
+from gpi.rundir.run import open_run
 
 TASKS = ("cheetah-run", "walker-walk", "cartpole-balance_sparse", "cartpole-swingup_sparse")
 STEPS, SEEDS = 300_000, 3

@@ -45,7 +45,8 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs.dmc import TASKS
 from gpi.errors import FileError
 from gpi.files import FAILPOINTS
-from gpi.training import checkpoint, runtime
+from gpi.rundir import checkpoint
+from gpi.training import devices as runtime
 
 PARTS = ("kills", "chain", "replay", "disk", "cores", "race", "cost")
 PAIRS = [(a, t) for t in ("cartpole-balance", "finger-spin", "reacher-easy") for a in ALGORITHMS]
@@ -378,7 +379,8 @@ def replayed(task: str) -> Job:
     import numpy as np
 
     from gpi.envs import pool
-    from gpi.training import attempt, loop
+    from gpi.training import session as attempt
+    from gpi.training import trainer as loop
     from gpi.training.config import Config
 
     class Collector(loop.Trainer):
@@ -500,7 +502,7 @@ RACER = """
 import sys
 from pathlib import Path
 from gpi.errors import LockedError
-from gpi.training.record import claim
+from gpi.rundir.run import claim
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -549,10 +551,10 @@ def report_race(jobs: list[Job]) -> tuple[str, Job]:
 
 def cost(directory: Path) -> Job:
     """In a process of its own: how long a run with the default settings spends in its checkpoints."""
+    from gpi.rundir.resume import Saver
+    from gpi.rundir.run import read
     from gpi.training import train
     from gpi.training.config import Config
-    from gpi.training.record import read
-    from gpi.training.saver import Saver
 
     spent, save = [], Saver.save
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from gpi.core.plan import ALGORITHMS
-from gpi.figures import task_of
-from gpi.training.record import Run, open_run
+from gpi.report.curves import task_of
+from gpi.rundir.run import Run, open_run
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -32,7 +32,7 @@ def shared_programs():
 
     A test that replaces something inside `loop.learn` has to undo this one first.
     """
-    from gpi.training import loop
+    from gpi.training import trainer as loop
 
     make, kept = loop.Trainer._learning, {}
 

@@ -10,7 +10,8 @@ import pytest
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import algorithms, normalize, objectives, solvers
+from gpi.core import algorithms, objectives, solvers
+from gpi.core import normaliser as normalize
 from gpi.core.advantage import degenerate, standardise, vtrace
 from gpi.core.algorithms import Agent, Hyper, Static
 from gpi.core.plan import ALGORITHMS, on_policy, plan, reuse

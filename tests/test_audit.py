@@ -13,10 +13,10 @@ from test_algorithms import EPS, buffer_of, estimate, flat, hyper, improve, log_
 import gpi
 from gpi.core import audit, objectives
 from gpi.core.algorithms import Static
-from gpi.core.normalize import Normaliser, Stats
+from gpi.core.normaliser import Normaliser, Stats
 from gpi.core.policy import Categorical, Gaussian, distribution, init_theta, log_prob
 from gpi.core.sample import Buffer, Rollout, Sample
-from gpi.training.record import read
+from gpi.rundir.run import read
 
 NU = (0.4, 0.3, 0.2, 0.1)
 

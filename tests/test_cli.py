@@ -13,9 +13,9 @@ import pytest
 import gpi
 from gpi import cli
 from gpi.envs import dmc
+from gpi.report.audit import percent
+from gpi.rundir.run import AUDIT, EPISODES, Table, write_json
 from gpi.training.config import Config
-from gpi.training.record import AUDIT, EPISODES, Table, write_json
-from gpi.training.summary import percent
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -19,7 +19,7 @@ import pytest
 from probes import PROBES, Probe
 from scipy.spatial.transform import Rotation
 
-from gpi.envs import dmc, native
+from gpi.envs import dmc, envpool
 from gpi.envs.pool import Pool, Step
 from gpi.envs.seeds import MAX_ENVS, MAX_SEED, env_seeds
 from gpi.errors import UsageError
@@ -27,7 +27,7 @@ from gpi.errors import UsageError
 ALGORITHMS = ("ppo", "trpo", "vmpo", "geppo", "getrpo", "gevmpo")
 SEEDS = (7, 11)
 Observation = dict[str, np.ndarray]
-Make = Callable[..., native.NativePool]
+Make = Callable[..., envpool.NativePool]
 
 each_task = pytest.mark.parametrize("task", dmc.TASKS)
 each_probe = pytest.mark.parametrize("name", PROBES)
@@ -41,9 +41,9 @@ def x64() -> Iterator[None]:
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    pools: list[native.NativePool] = []
+    pools: list[envpool.NativePool] = []
 
-    def make(task: str, seeds: tuple[int, ...] = SEEDS, num_threads: int = 1) -> native.NativePool:
+    def make(task: str, seeds: tuple[int, ...] = SEEDS, num_threads: int = 1) -> envpool.NativePool:
         pools.append(dmc.make(task, seeds, num_threads))
         return pools[-1]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpi.cli import parser
-from gpi.training.record import EPISODES, METRICS, TIMING
+from gpi.rundir.run import EPISODES, METRICS, TIMING
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = [f"({i})" for i in range(1, 20)]

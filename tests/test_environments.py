@@ -21,19 +21,20 @@ import numpy as np
 import pytest
 
 import gpi
-from gpi import cli, deploy, files
+from gpi import cli, files, policy_file
 from gpi.callbacks import Evaluate, Report, StopAt, TensorBoard
 from gpi.core.sample import Rollout
-from gpi.envs import native, tasks
+from gpi.envs import envpool, replay, tasks
 from gpi.envs.pool import Place, digest_of
 from gpi.errors import DiskError, EnvironmentFault, FileError
 from gpi.evaluation import Evaluation, bootstrap
-from gpi.training import loop, runtime, train
-from gpi.training import place as place_of
-from gpi.training.attempt import identity_of, make_pool
+from gpi.rundir.resume import Saver
+from gpi.training import devices as runtime
+from gpi.training import train
+from gpi.training import trainer as loop
 from gpi.training.config import Config, resolved
 from gpi.training.progress import Progress, sentence
-from gpi.training.saver import Saver
+from gpi.training.session import identity_of, make_pool
 
 TINY: dict[str, Any] = {
     "seeds": 2, "n": 128, "minibatches": 4, "epochs": 1, "hidden": (8,), "checkpoint_every": 2, "quiet": True,
@@ -58,7 +59,7 @@ def test_the_place_of_a_pool_is_what_a_plain_account_says():
     P, T, E, A, O = 2, 13, 3, 2, 4
     place = Place(*np.zeros((3, P * E), np.int64), actions=np.zeros((0, P * E, A), np.float32))
     first = rng.standard_normal((P * E, O)).astype(np.float32)
-    place = place_of.after_reset(place, first)
+    place = replay.after_reset(place, first)
     zero = np.zeros(1, np.float32)
     life = [{"resets": 1, "actions": [], "digest": digest_of(0, first[i : i + 1], zero)} for i in range(P * E)]
     for _ in range(12):
@@ -67,7 +68,7 @@ def test_the_place_of_a_pool_is_what_a_plain_account_says():
         action = rng.standard_normal((P, T, E, A)).astype(np.float32)
         reward = np.where(valid, rng.standard_normal((P, T, E)), 0.0).astype(np.float32)
         raw: Any = Rollout(obs, action, reward, obs, valid, valid, valid)  # type: ignore[arg-type]
-        place = place_of.after_batch(place, raw, keep=True)
+        place = replay.after_batch(place, raw, keep=True)
         for p, t, e in np.ndindex(P, T, E):
             mine, shown = life[p * E + e], (obs[p, t, e][None], reward[p, t, e][None])
             if valid[p, t, e]:
@@ -85,11 +86,11 @@ def test_the_place_of_a_pool_is_what_a_plain_account_says():
 
 
 def test_episodes_too_long_to_keep_are_cut_not_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(place_of, "ACTIONS_LIMIT", 20)
+    monkeypatch.setattr(replay, "ACTIONS_LIMIT", 20)
     place = Place(*np.zeros((3, 2), np.int64), actions=np.zeros((0, 2), np.int32))
     rows = np.ones((1, 30, 2), np.float32)
     raw: Any = Rollout(rows[..., None], rows.astype(np.int32), rows, rows[..., None], rows > 0, rows > 0, rows > 0)  # type: ignore[arg-type]
-    place = place_of.after_batch(place, raw, keep=True)
+    place = replay.after_batch(place, raw, keep=True)
     assert len(place.actions) == 10 and (place.calls == 30).all()
 
 
@@ -155,7 +156,7 @@ def test_envpool_has_gymnasium_s_environments(name: str, x64: None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", native.GYMNASIUM)
+@pytest.mark.parametrize("name", envpool.GYMNASIUM)
 def test_envpool_has_all_of_gymnasium_s_environments(name: str, x64: None):
     test_envpool_has_gymnasium_s_environments(name, x64)
 
@@ -457,7 +458,7 @@ def test_no_file_names_code_to_import(walk: tuple[gpi.Run, Watch, Evaluate], tmp
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result
         assert "never imported because a file says so; name it: --env" in result.stderr
-    assert deploy.load(copy, 0)(np.zeros(2)).shape == (1,)
+    assert policy_file.load(copy, 0)(np.zeros(2)).shape == (1,)
 
 
 def test_functions_without_a_name_to_import_are_passed_again(tmp_path: Path):

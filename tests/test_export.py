@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import gpi
-from gpi import deploy, export, files, standalone
-from gpi.core import normalize
+from gpi import export, files, policy_file, standalone
+from gpi.core import normaliser as normalize
 from gpi.core.policy import Categorical, Layer, Theta, distribution
 from gpi.envs.dmc import TASKS
 from gpi.errors import DiskError, FileError, GpiError, UsageError
@@ -30,7 +30,7 @@ FAR = {"low": (0.1, -300.0, 1000.0), "high": (0.7, 40.0, 1001.0)}  # bounds of n
 
 
 class Actions(NamedTuple):
-    """What `deploy.save` needs of a `gpi.envs.pool.Spec`."""
+    """What `policy_file.save` needs of a `gpi.envs.pool.Spec`."""
 
     discrete: bool
     low: tuple[float, ...] = ()
@@ -70,7 +70,7 @@ def trained(sizes: tuple[int, ...], seed: int = 0, *, discrete: bool = False, **
 def saved(made: Trained, path: Path) -> Path:
     with jax.enable_x64(True):
         about = {"task": "dmc/x-y", "algorithm": "geppo", "seed": "3", "steps": "1024"}
-        deploy.save(path, made.theta, made.normaliser, made.actions, about)
+        policy_file.save(path, made.theta, made.normaliser, made.actions, about)
     return path
 
 
@@ -455,7 +455,7 @@ def test_another_version_is_refused_and_named(box: Policy, tmp_path: Path):
     arrays, metadata = files.decode((tmp_path / "policy.safetensors").read_bytes())
     for version in ("gpi-policy-1", "gpi-policy-3", None, 2):
         text = json.dumps(json.loads(metadata["gpi"]) | {"format": version})
-        (tmp_path / "p.safetensors").write_bytes(deploy.sealed(arrays, text))
+        (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(arrays, text))
         one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"), "expected gpi-policy-2, found ")
 
 
@@ -505,7 +505,7 @@ def test_arrays_that_do_not_fit_are_refused(box: Policy, tmp_path: Path, name: s
     forge(out, described, files.encode(arrays))
     one_line(ValueError, lambda: standalone.load(out), "export it again$")
     arrays, metadata = files.decode((tmp_path / "policy.safetensors").read_bytes())
-    (tmp_path / "p.safetensors").write_bytes(deploy.sealed(changed(arrays), metadata["gpi"]))
+    (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(changed(arrays), metadata["gpi"]))
     one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"), "^policy .*p.safetensors: ")
 
 
@@ -523,11 +523,11 @@ def test_a_policy_file_describes_itself_in_text_only(box: Policy, tmp_path: Path
     arrays, metadata = files.decode((tmp_path / "policy.safetensors").read_bytes())
     for change in ({"task": 1}, {"observation_names": "ab"}, {"observation_names": [1]}, {"observation_names": None}):
         text = json.dumps(json.loads(metadata["gpi"]) | change)
-        (tmp_path / "p.safetensors").write_bytes(deploy.sealed(arrays, text))
+        (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(arrays, text))
         one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"))
     for returns in (None, np.zeros(2), np.zeros((), np.float32)):
         forged = {key: x for key, x in (arrays | {"returns/std": returns}).items() if x is not None}
-        (tmp_path / "p.safetensors").write_bytes(deploy.sealed(forged, metadata["gpi"]))
+        (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(forged, metadata["gpi"]))
         one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"), "returns/std")
 
 

@@ -30,8 +30,8 @@ from safetensors import SafetensorError
 import gpi
 from gpi import errors, files
 from gpi.errors import DiskError, FileError, UsageError
-from gpi.training import checkpoint
-from gpi.training.checkpoint import identity_of, load, newest_valid, save
+from gpi.rundir import checkpoint
+from gpi.rundir.checkpoint import identity_of, load, newest_valid, save
 
 SOURCE = Path(gpi.__file__).parent
 NAMES = ("arrays.safetensors", "manifest.json", "state.json")
@@ -740,7 +740,7 @@ import json, os, resource, sys, time
 from pathlib import Path
 import numpy as np
 from gpi.errors import FileError
-from gpi.training.checkpoint import load
+from gpi.rundir.checkpoint import load
 
 root = Path(sys.argv[1])
 specs = {name: (tuple(shape), np.dtype(dtype)) for name, shape, dtype in json.loads(sys.argv[2])}
@@ -962,7 +962,7 @@ import os, resource, sys
 from pathlib import Path
 import numpy as np
 from gpi.errors import DiskError
-from gpi.training.checkpoint import save
+from gpi.rundir.checkpoint import save
 arrays, run = {"x": np.arange(5000.0)}, Path(sys.argv[1])
 save(run, 1, arrays, {}, {})
 for size in range(0, 40_960, 640):
@@ -1022,7 +1022,7 @@ def here(*names: str) -> str:
     """The start of a script with functions of this file, for processes without JAX."""
     nodes = [n for n in ast.parse(Path(__file__).read_text()).body if isinstance(n, ast.FunctionDef)]
     imports = "import itertools, json, os, shutil, sys\nfrom pathlib import Path\nfrom typing import Any\n"
-    imports += "import numpy as np\nfrom gpi import files\nfrom gpi.training.checkpoint import save\n"
+    imports += "import numpy as np\nfrom gpi import files\nfrom gpi.rundir.checkpoint import save\n"
     functions = [ast.unparse(node) for node in nodes if node.name in names]
     return "\n".join([imports, f"IDENTITY = {IDENTITY}", *functions, ""])
 

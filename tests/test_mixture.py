@@ -179,7 +179,7 @@ def test_bad_input_gets_one_line_with_value_rule_and_remedy(family, arguments, n
 
 
 def test_figure_1_is_drawn(tmp_path):
-    from gpi.theory.figures import figure_1
+    from gpi.report.mixture import figure_1
 
     for name, own in (("plain.png", {}), ("own.png", {"B": 4, "kappa": 0.3})):
         figure_1(tmp_path / name, **own)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from probes import PROBES, Probe
 
-from gpi.core import normalize
+from gpi.core import normaliser as normalize
 from gpi.core.plan import ALGORITHMS
 from gpi.core.policy import Gaussian, distribution, value
 from gpi.training.config import Config
-from gpi.training.loop import Trainer
+from gpi.training.trainer import Trainer
 
 # Tests of one algorithm share a worker, and with it a compiled program.
 GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(f"probes-{name}")) for name in ALGORITHMS]

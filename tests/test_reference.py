@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import algorithms, normalize, objectives, solvers
+from gpi.core import algorithms, objectives, solvers
+from gpi.core import normaliser as normalize
 from gpi.core.advantage import standardise, vtrace
 from gpi.core.policy import Layer, Theta, distribution, entropy, kl, log_prob, value
 from gpi.core.sample import Rollout, Sample, mean, weights

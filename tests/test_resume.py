@@ -21,17 +21,21 @@ import numpy as np
 import pytest
 
 import gpi
-from gpi import cli, deploy, files
-from gpi.core import algorithms, faults, normalize, solvers
+from gpi import cli, files, policy_file
+from gpi.core import algorithms, faults, solvers
+from gpi.core import normaliser as normalize
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.dmc import TASKS
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, DivergedError, FileError, LockedError, UsageError
-from gpi.training import attempt, checkpoint, loop, runtime
+from gpi.rundir import checkpoint
+from gpi.rundir.resume import Saver
+from gpi.rundir.run import LOCK, Table, claim, hold, read, same_file
+from gpi.training import devices as runtime
+from gpi.training import session as attempt
+from gpi.training import trainer as loop
 from gpi.training.config import Config, config_of, resolved
-from gpi.training.interrupt import Interrupt
-from gpi.training.record import LOCK, Table, claim, hold, read, same_file
-from gpi.training.saver import Saver
+from gpi.training.signals import Interrupt
 
 TASK = "cartpole-balance"
 TINY: dict[str, Any] = {"seeds": 2, "n": 1000, "hidden": (8,), "epochs": 1, "minibatches": 4, "checkpoint_every": 2}
@@ -357,7 +361,7 @@ RACER = """
 import sys
 from pathlib import Path
 from gpi.errors import LockedError
-from gpi.training.record import claim
+from gpi.rundir.run import claim
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -660,6 +664,6 @@ def test_a_policy_whose_arrays_do_not_fit_is_refused(short: Path, tmp_path: Path
         {"extra": np.zeros(1, np.float32)}, {"policy/layer0/bias": arrays["policy/layer0/bias"].astype(np.float64)},
     ]  # fmt: skip
     for change in changes:
-        (tmp_path / "p.safetensors").write_bytes(deploy.sealed(arrays | change, metadata["gpi"]))
+        (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(arrays | change, metadata["gpi"]))
         with pytest.raises(FileError, match="policy"):
             gpi.load(tmp_path / "p.safetensors")

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from gpi import standalone, video
-from gpi.envs import dmc, native, scenes, tasks
+from gpi.envs import dmc, envpool, rendering, tasks
 from gpi.envs.pool import Spec
 from gpi.errors import DiskError, EnvironmentFault, UsageError
 from gpi.evaluation import evaluate
@@ -47,7 +47,7 @@ def no_opengl() -> str | None:
 
 WHY_NOT = no_opengl() if sys.platform == "linux" else "EnvPool draws on Linux only"
 opengl = pytest.mark.skipif(WHY_NOT is not None, reason=f"OpenGL is absent ({WHY_NOT}): {REMEDY}")
-envpool = pytest.mark.skipif(sys.platform != "linux", reason="EnvPool draws on Linux only")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="EnvPool draws on Linux only")
 
 
 @pytest.fixture(autouse=True)
@@ -129,10 +129,10 @@ CASES = [
         marks=opengl,
     ),
     pytest.param(
-        Case("CartPole-v1", policy_for(4, 2, None), ".mp4", {"size": (150, 100)}, (150, 100), 50), marks=envpool
+        Case("CartPole-v1", policy_for(4, 2, None), ".mp4", {"size": (150, 100)}, (150, 100), 50), marks=linux
     ),
     pytest.param(
-        Case("Pendulum-v1", policy_for(3, 1, 2.0), ".gif", {"steps": 20, "fps": 20}, (500, 500), 20), marks=envpool
+        Case("Pendulum-v1", policy_for(3, 1, 2.0), ".gif", {"steps": 20, "fps": 20}, (500, 500), 20), marks=linux
     ),
 ]
 
@@ -155,7 +155,7 @@ def test_a_video_shows_the_episode_that_evaluation_plays(tmp_path: Path, case: C
     assert found.ended == (played.unfinished == 0) == (found.length < steps)
 
 
-@envpool
+@linux
 def test_without_opengl_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
     monkeypatch.chdir(tmp_path)
@@ -170,7 +170,7 @@ def test_without_libegl_one_line_says_what_to_install(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     with pytest.raises(UsageError, match=r"\(libEGL.so.1: cannot open shared object file\); " + REMEDY):
-        scenes.make_envpool("dmc/cheetah-run", 0, (0, 0))
+        rendering.make_envpool("dmc/cheetah-run", 0, (0, 0))
 
 
 def test_what_the_drawing_process_refuses_is_one_line(tmp_path: Path):
@@ -200,8 +200,8 @@ def test_rates_are_those_of_dm_control_and_gymnasium(tmp_path: Path, monkeypatch
     suite = pytest.importorskip("dm_control.suite")
     domains = {name.partition("-")[0]: name for name in dmc.TASKS}
     seconds = {one: suite.load(one, name.partition("-")[2]).control_timestep() for one, name in domains.items()}
-    fps = {name.partition("-")[0]: gymnasium.make(name).metadata["render_fps"] for name in native.GYMNASIUM}
-    assert pytest.approx({one: 1 / dt for one, dt in seconds.items()} | fps) == scenes.RATES
+    fps = {name.partition("-")[0]: gymnasium.make(name).metadata["render_fps"] for name in envpool.GYMNASIUM}
+    assert pytest.approx({one: 1 / dt for one, dt in seconds.items()} | fps) == rendering.RATES
 
 
 # --- environments that draw themselves ----------------------------------------------------------------------------

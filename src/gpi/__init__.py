@@ -3,13 +3,13 @@
 Importing this package changes no global setting and does not start JAX.
 """
 
-from gpi.deploy import Policy, load
+from gpi.api import audit, resume, train
 from gpi.errors import GpiError, UsageError
 from gpi.evaluation import Evaluation, evaluate
+from gpi.policy_file import Policy, load
+from gpi.rundir.run import Run
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
-from gpi.training.api import audit, resume, train
 from gpi.training.config import Config
-from gpi.training.record import Run
 
 __version__ = "0.1.0"
 __all__ = [

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gpi.cli_policies import ENV, add_eval, add_export, add_record, whole
-from gpi.envs import dmc, native
+from gpi.envs import dmc, envpool
 from gpi.errors import EnvironmentFault, GpiError, UsageError
+from gpi.report.audit import AuditSummary, percent
+from gpi.rundir.run import Run
 from gpi.theory.mixture import Mixture, mixture
 from gpi.training.config import Config
-from gpi.training.record import Run
-from gpi.training.summary import AuditSummary, percent
 
 EXIT_CODES = """exit codes:
   0 done (also with some seeds frozen: see the last lines and DONE)   1 a bug in gpi   2 bad input
@@ -144,8 +144,8 @@ def units(text: str) -> tuple[int, ...]:
 
 def run_train(parsed: argparse.Namespace) -> int:
     """Train, then say where everything is."""
-    from gpi.training.api import with_tensorboard
-    from gpi.training.attempt import Guests
+    from gpi.api import with_tensorboard
+    from gpi.training.session import Guests
     from gpi.training.train import train
 
     config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
@@ -154,7 +154,7 @@ def run_train(parsed: argparse.Namespace) -> int:
 
 def closing(run: Run, signal: int | None) -> int:
     """Say what a run came to and where it is; returns the exit code."""
-    from gpi.training.attempt import CURVE
+    from gpi.training.session import CURVE
 
     returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
     print(f"final return (mean over the last 204,800 steps): {returns}")
@@ -191,8 +191,8 @@ def add_resume(verbs: Any) -> None:
 
 def run_resume(parsed: argparse.Namespace) -> int:
     """Resume, then say where everything is."""
-    from gpi.training.api import with_tensorboard
-    from gpi.training.attempt import Guests
+    from gpi.api import with_tensorboard
+    from gpi.training.session import Guests
     from gpi.training.train import resume
 
     guests = Guests(callbacks=with_tensorboard((), parsed.tensorboard))
@@ -237,8 +237,8 @@ def add_plot(verbs: Any) -> None:
 
 def run_plot(parsed: argparse.Namespace) -> int:
     """Draw, and say where."""
-    from gpi.figures import learning_curves
-    from gpi.training.record import open_run
+    from gpi.report.curves import learning_curves
+    from gpi.rundir.run import open_run
 
     runs = [open_run(directory) for directory in parsed.runs]
     learning_curves(runs, picture(parsed.out))
@@ -261,8 +261,8 @@ def add_audit(verbs: Any) -> None:
 
 def run_audit(parsed: argparse.Namespace) -> int:
     """Print the counts; draw unless JSON was asked for."""
-    from gpi.training.record import open_run
-    from gpi.training.summary import summarise
+    from gpi.report.audit import summarise
+    from gpi.rundir.run import open_run
 
     runs = [open_run(directory) for directory in parsed.runs]
     summaries = [summarise(run) for run in runs]
@@ -271,7 +271,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
     else:
         print(audit_table(summaries))
     if parsed.out is not None or not parsed.json:
-        from gpi.audit_figures import audit_figure
+        from gpi.report.audit_figure import audit_figure
 
         path = picture(parsed.out or runs[0].dir / "audit.png")
         audit_figure(runs, summaries, path)
@@ -326,7 +326,7 @@ def run_mixture(parsed: argparse.Namespace) -> int:
     """Print the mixture; draw figure 1 if asked."""
     best = mixture(parsed.B, parsed.kappa, parsed.eps, parsed.n)
     if parsed.plot is not None:
-        from gpi.theory.figures import figure_1
+        from gpi.report.mixture import figure_1
 
         figure_1(picture(parsed.plot), parsed.B, parsed.kappa)
     print(json.dumps(dataclasses.asdict(best)) if parsed.json else mixture_table(best, parsed))
@@ -370,7 +370,7 @@ def run_tasks(parsed: argparse.Namespace) -> int:
     print(f"{'task':<28} observations  actions")
     for row in rows:
         print(f"{row['id']:<28} {row['observation_size']:>12d}  {row['action_size']:>7d}")
-    print(f"\nalso on EnvPool, from Gymnasium: {', '.join(native.GYMNASIUM)}")
+    print(f"\nalso on EnvPool, from Gymnasium: {', '.join(envpool.GYMNASIUM)}")
     print("any other Gymnasium id, and your own: my_module:MyEnv-v0 or my_module:make_env, checked by `gpi check`")
     return 0
 

@@ -12,7 +12,7 @@ import numpy as np
 from gpi.envs import tasks
 from gpi.envs.seeds import env_seeds
 from gpi.errors import EnvironmentFault, UsageError
-from gpi.training.record import Run
+from gpi.rundir.run import Run
 
 if TYPE_CHECKING:  # reading results must not start an environment
     from gpi.envs.gym import Make
@@ -87,18 +87,18 @@ def evaluate(
 
 def policies_of(source: Any, seed: int | None = None) -> dict[int, Policy]:
     """The policies of a run by their seeds, or one policy."""
-    from gpi import deploy
+    from gpi import policy_file
 
-    if isinstance(source, deploy.Policy):
+    if isinstance(source, policy_file.Policy):
         return {int(source.about.get("seed", 0)): source}
     path = Path(source)
     if not path.is_dir() or (path / "policy.json").is_file():
-        policy = deploy.load(path)
+        policy = policy_file.load(path)
         return {int(policy.about.get("seed", 0)): policy}
     if seed is not None:
-        return {seed: deploy.load(path, seed)}
-    return {name: deploy.load(path, name) for name in sorted(deploy.policy_files(path))} or {
-        0: deploy.load(path)  # which says what is missing
+        return {seed: policy_file.load(path, seed)}
+    return {name: policy_file.load(path, name) for name in sorted(policy_file.policy_files(path))} or {
+        0: policy_file.load(path)  # which says what is missing
     }
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpi import deploy, files, standalone
+from gpi import files, policy_file, standalone
 from gpi.errors import DiskError, GpiError, UsageError
 from gpi.standalone import FORMAT, Policy
 
@@ -53,7 +53,7 @@ def export(source: str | Path | Policy, out: str | Path, format: str = "numpy", 
     """
     if format not in FORMATS:
         raise UsageError(f"format {format!r} is not known; it must be one of {', '.join(FORMATS)}")
-    policy, path = checked(source) if isinstance(source, Policy) else deploy.load(source, seed), Path(out)
+    policy, path = checked(source) if isinstance(source, Policy) else policy_file.load(source, seed), Path(out)
     if format == "onnx":
         content, act_of, claim = {path: onnx_model(policy)}, onnx_act, claim_file
     else:

@@ -92,6 +92,18 @@ class Policy:
         return found
 
 
+def scale_action(action: Any, low: Any, high: Any, xp: Any = np) -> Any:
+    """Clip an agent's action to [-1, 1] and scale it to [low, high]; NaN becomes 0, as in MuJoCo.
+
+    The result reaches the bounds and never leaves them. `xp` is NumPy or `jax.numpy`.
+    """
+    unit = xp.minimum(xp.maximum(xp.where(xp.isnan(action), 0.0, action), -1.0), 1.0)
+    # Halves first: `high - low` may overflow. Rounding may put the result outside by a bit or, between bounds of very
+    # different size, well inside.
+    scaled = xp.minimum(xp.maximum((0.5 * low + 0.5 * high) + (0.5 * high - 0.5 * low) * unit, low), high)
+    return xp.where(unit == 1.0, high, xp.where(unit == -1.0, low, scaled))
+
+
 def load(directory: str | Path) -> Policy:
     """The policy in a directory that an export made; ValueError if it is damaged or of another version."""
     place = Path(directory)

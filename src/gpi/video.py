@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpi import files
-from gpi.envs import scenes
+from gpi.envs import rendering
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, EnvironmentFault, GpiError, UsageError
 from gpi.evaluation import to_agent
@@ -71,7 +71,7 @@ def record(
     _check(out, steps, fps, size)
     write = _mp4(out) if out.suffix.lower() == ".mp4" else _gif(out)
     [env_seed] = env_seeds(task.id, "evaluation", seed, 1)
-    scene = scenes.make(task, make, env_seed, size)
+    scene = rendering.make(task, make, env_seed, size)
     temp = out.with_name(files.temporary(out.name))
     try:
         tally = _Tally()
@@ -98,8 +98,8 @@ def _check(out: Path, steps: int, fps: float | None, size: tuple[int, int] | Non
         raise UsageError(f"directory {out.parent} of {out.name} cannot be written to; name another")
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps}; use 1000")
-    if fps is not None and not scenes.FPS_LIMITS[0] <= fps <= scenes.FPS_LIMITS[1]:
-        raise UsageError(f"fps must be in [{scenes.FPS_LIMITS[0]}, {scenes.FPS_LIMITS[1]}], got {fps}; use 30")
+    if fps is not None and not rendering.FPS_LIMITS[0] <= fps <= rendering.FPS_LIMITS[1]:
+        raise UsageError(f"fps must be in [{rendering.FPS_LIMITS[0]}, {rendering.FPS_LIMITS[1]}], got {fps}; use 30")
     if size is not None and not all(SIZE_LIMITS[0] <= n <= SIZE_LIMITS[1] for n in size):
         raise UsageError(
             f"size must be in [{SIZE_LIMITS[0]}, {SIZE_LIMITS[1]}] pixels, got {size[0]}x{size[1]}; use 480x480"
@@ -118,7 +118,9 @@ class _Tally:
     ended: bool = False
 
 
-def _play(scene: scenes.Scene, choose: Callable[[np.ndarray], Any], steps: int, tally: _Tally) -> Iterator[np.ndarray]:
+def _play(
+    scene: rendering.Scene, choose: Callable[[np.ndarray], Any], steps: int, tally: _Tally
+) -> Iterator[np.ndarray]:
     """The frames of an episode, drawn when asked for."""
     shot = scene.shoot(None)
     shape = shot.frame.shape

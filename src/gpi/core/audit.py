@@ -13,7 +13,7 @@ from jax import Array
 
 from gpi.core import objectives
 from gpi.core.algorithms import Hyper, Metrics, kl_radius
-from gpi.core.normalize import Normaliser, lens, normalise_obs
+from gpi.core.normaliser import Normaliser, lens, normalise_obs
 from gpi.core.policy import Theta, distribution, log_prob
 from gpi.core.sample import Buffer, Rollout, Sample
 

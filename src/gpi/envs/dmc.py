@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from gpi.envs import native
+from gpi.envs import envpool
 from gpi.envs.pool import Spec
 from gpi.errors import UsageError
 
@@ -105,10 +105,10 @@ def find(task: str) -> Spec:
     )
 
 
-def make(task: str, seeds: Sequence[int], num_threads: int, first_core: int = -1) -> native.NativePool:
-    """A pool of `len(seeds)` environments of `task`, as `native.make` makes it."""
+def make(task: str, seeds: Sequence[int], num_threads: int, first_core: int = -1) -> envpool.NativePool:
+    """A pool of `len(seeds)` environments of `task`, as `envpool.make` makes it."""
     spec = find(task)
-    return native.make(spec, envpool_id(spec), seeds, num_threads, first_core, list(keys_of(spec)))
+    return envpool.make(spec, envpool_id(spec), seeds, num_threads, first_core, list(keys_of(spec)))
 
 
 def keys_of(spec: Spec) -> dict[str, int]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gpi.envs import dmc, native
+from gpi.envs import dmc, envpool
 from gpi.errors import UsageError
 
 if TYPE_CHECKING:  # naming a task must not start anything
@@ -46,12 +46,12 @@ def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
         if backend in ("gymnasium", "processes"):
             raise UsageError(f"backend = {backend} does not have {name}: it runs on EnvPool; leave --backend out")
         return Task(dmc.find(name).id, "dmc", own=False)
-    if name in native.GYMNASIUM and backend in ("auto", "envpool") and (sys.platform == "linux" or backend != "auto"):
+    if name in envpool.GYMNASIUM and backend in ("auto", "envpool") and (sys.platform == "linux" or backend != "auto"):
         return Task(name, "envpool", own=False)
     import gymnasium
 
     if name not in gymnasium.registry:
-        known = [*dmc.TASKS, *native.GYMNASIUM, *gymnasium.registry]
+        known = [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry]
         nearest = difflib.get_close_matches(name.removeprefix("dmc/"), known, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"unknown task {name!r}: it must be one of the {len(dmc.TASKS)} DeepMind Control tasks, a Gymnasium id or "
@@ -100,7 +100,7 @@ def make_pool(
     if task.backend == "dmc":
         return dmc.make(task.id, seeds, threads, first_core)
     if task.backend == "envpool":
-        return native.make(None, task.id, seeds, threads, first_core)
+        return envpool.make(None, task.id, seeds, threads, first_core)
     from gpi.envs.gym import GymPool, maker
 
     if task.backend == "gymnasium":

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from gpi.envs.checks import WorkerError, traceback_of
-from gpi.envs.children import PATIENCE, begin, ended, spec_of, start
 from gpi.envs.gym import OWN, GymPool, Make, maker
 from gpi.envs.pool import Place, Step
+from gpi.envs.subprocesses import PATIENCE, begin, ended, spec_of, start
 from gpi.errors import EnvironmentFault, GpiError, UsageError
 
 FAULTS: dict[str, type[GpiError]] = {kind.__name__: kind for kind in (EnvironmentFault, UsageError)}

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from gpi import files
 from gpi.envs import tasks
 from gpi.errors import FileError, UsageError
-from gpi.training import record, runtime
-from gpi.training.attempt import Attempt, Guests
+from gpi.rundir import run as record
+from gpi.rundir.run import Run
+from gpi.training import devices as runtime
 from gpi.training.config import Config, config_of, resolved
 from gpi.training.progress import Progress
-from gpi.training.record import Run
+from gpi.training.session import Attempt, Guests
 
 if TYPE_CHECKING:  # a run must set JAX and EnvPool up before it starts them
     from gpi.envs.gym import Make

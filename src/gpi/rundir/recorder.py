@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gpi.rundir.run import AUDIT, EPISODES, METRICS, TIMING, EpisodeLog, Table
 from gpi.training.config import Config, plan_of
 from gpi.training.progress import RECENT_EPISODES
-from gpi.training.record import AUDIT, EPISODES, METRICS, TIMING, EpisodeLog, Table
 
 
 class Recorder:

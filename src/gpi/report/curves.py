@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gpi.core.plan import ALGORITHMS
-from gpi.training.record import Run
+from gpi.rundir.run import Run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B")
 CROWDED = 3  # more runs than this make a panel unreadable

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gpi.envs import dmc, native
-from gpi.envs.children import PATIENCE, begin, ended, last_words, spec_of, start
+from gpi.envs import dmc, envpool
 from gpi.envs.pool import Spec
+from gpi.envs.subprocesses import PATIENCE, begin, ended, last_words, spec_of, start
 from gpi.errors import EnvironmentFault, GpiError, UsageError
 
 if TYPE_CHECKING:  # saying what a scene is must start no environment
@@ -178,7 +178,7 @@ class EnvPoolScene:
         extra = {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
         with self._log.open("wb") as log:
             self._process, self._pipe = start(
-                "gpi.envs.scenes", extra, stdout=log, stderr=log, cwd=self._place.name
+                "gpi.envs.rendering", extra, stdout=log, stderr=log, cwd=self._place.name
             )  # fmt: skip
         try:
             spec = json.loads(self._ask(json.dumps([name, seed, size or (0, 0)]).encode()))
@@ -240,22 +240,22 @@ def serve(pipe: Connection) -> None:
         pipe.send_bytes(b"\1" + str(error).encode())
 
 
-def make_envpool(name: str, seed: int, size: tuple[int, int]) -> tuple[Any, native.NativePool]:
+def make_envpool(name: str, seed: int, size: tuple[int, int]) -> tuple[Any, envpool.NativePool]:
     """EnvPool's environment and, for what it shows and takes, the pool that training has."""
     spec = dmc.find(name) if name.startswith("dmc/") else None
-    if name in native.CLASSIC:
+    if name in envpool.CLASSIC:
         size = (0, 0)  # its own: in another, parts would lie outside of the picture
     else:
         try:  # MuJoCo asks this library for its functions, by this name; the copy in EnvPool's wheel has another
             ctypes.CDLL("libEGL.so.1", ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise _no_opengl(name, str(error)) from error
-    env = native.import_envpool().make_gymnasium(
+    env = envpool.import_envpool().make_gymnasium(
         dmc.envpool_id(spec) if spec else name, num_envs=1, num_threads=1, env_seed=[seed],
         render_mode="rgb_array", render_width=size[0], render_height=size[1],
     )  # fmt: skip
     keys = list(dmc.keys_of(spec)) if spec else []
-    return env, native.NativePool(spec or native.spec_of(name, env), env, 1, keys)
+    return env, envpool.NativePool(spec or envpool.spec_of(name, env), env, 1, keys)
 
 
 if __name__ == "__main__":

@@ -19,19 +19,20 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from gpi.core import faults, normalize
+from gpi.core import faults
+from gpi.core import normaliser as normalize
 from gpi.core.algorithms import Agent, Hyper, Metrics, Static, estimate_from, improve, read_values
 from gpi.core.audit import Audit, audit, normaliser_tv
-from gpi.core.normalize import Normaliser
+from gpi.core.normaliser import Normaliser
 from gpi.core.plan import ALGORITHMS, TRUST
 from gpi.core.policy import Net, Theta, distribution, init_phi, init_theta, log_prob
 from gpi.core.sample import Buffer, Rollout, init_buffer, push
 from gpi.core.solvers import init_climber
 from gpi.envs.pool import Place, Pool, Seekable
+from gpi.envs.replay import actions_limit, after_batch, after_reset, first_place
 from gpi.errors import EnvironmentFault
+from gpi.training.collect import Feed, Shape, actor_of, collect, collect_on_host, draw, shape_of
 from gpi.training.config import Config, plan_of
-from gpi.training.place import actions_limit, after_batch, after_reset, first_place
-from gpi.training.rollout import Feed, Shape, actor_of, collect, collect_on_host, draw, shape_of
 
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
 

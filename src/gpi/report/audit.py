@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpi.errors import UsageError
-from gpi.training.record import Run, read
+from gpi.rundir.run import Run, read
 
 BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16), by their columns in audit.csv
 

@@ -249,7 +249,7 @@ class Run:
 
     def policy(self, seed: int | None = None) -> Any:
         """The final policy of a seed, by default the first."""
-        from gpi.deploy import load
+        from gpi.policy_file import load
 
         return load(self.dir, seed)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from gpi.core.normalize import CLIP, Lens, Normaliser, lens, normalise_obs
+from gpi.core.normaliser import CLIP, Lens, Normaliser, lens, normalise_obs
 from gpi.core.policy import MIN_LOG_STD, Theta, act, distribution, draw_noise
 from gpi.core.sample import Rollout
 from gpi.envs.pool import Pool, Spec

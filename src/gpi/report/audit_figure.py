@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from gpi.figures import COLOURS, thousands
-from gpi.training.record import Run
-from gpi.training.summary import BOUNDS, AuditSummary, columns, percent
+from gpi.report.audit import BOUNDS, AuditSummary, columns, percent
+from gpi.report.curves import COLOURS, thousands
+from gpi.rundir.run import Run
 
 NAMES = {"penalty": "TV to prior policies, eq (11)", "tv": "one-step TV, eq (7)", "kl": "KL, eq (16)"}
 KEPT, BROKEN = "#009E73", "#D55E00"

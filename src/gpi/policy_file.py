@@ -61,7 +61,7 @@ def arrays_of(theta: Any, normaliser: Any, spec: Actions) -> dict[str, np.ndarra
     """The arrays of a policy by name."""
     import jax
 
-    from gpi.core.normalize import lens, std
+    from gpi.core.normaliser import lens, std
 
     with jax.enable_x64(True):  # statistics are in float64
         eye, scale = lens(normaliser.obs), std(normaliser.returns)

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpi import deploy, files
+from gpi import files, policy_file
 from gpi.envs import dmc, tasks
 from gpi.envs.pool import Seekable, Spec
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DivergedError, EnvironmentFault
-from gpi.training import record, runtime
+from gpi.rundir import run as record
+from gpi.rundir.recorder import Recorder
+from gpi.rundir.resume import Saver
+from gpi.rundir.run import Run
+from gpi.training import devices as runtime
 from gpi.training.config import Config, plan_of
-from gpi.training.interrupt import Interrupt, interruptible
 from gpi.training.progress import Progress, Report
-from gpi.training.record import Run
-from gpi.training.recorder import Recorder
-from gpi.training.saver import Saver
+from gpi.training.signals import Interrupt, interruptible
 
 if TYPE_CHECKING:  # a run must set JAX and EnvPool up before it starts them
     from gpi.callbacks import Callback
@@ -85,7 +86,7 @@ class Attempt:
 
     def _set_out(self, stack: ExitStack, *, resuming: bool, allow_drift: bool) -> tuple[Any, Recorder, Saver, bool]:
         """The population in its environments, at its start or where its newest checkpoint was; its tables, open."""
-        from gpi.training.loop import Trainer
+        from gpi.training.trainer import Trainer
 
         config, directory = self.config, self.directory
         devices = runtime.devices(config)
@@ -149,8 +150,8 @@ class Attempt:
 
         config, make, seeds = self.config, self.guests.make, tuple(trainer.seeds)
 
-        def policy(seed: int) -> deploy.Policy:
-            return deploy.policy_of(*learned(trainer, recorder, seeds.index(seed)))
+        def policy(seed: int) -> policy_file.Policy:
+            return policy_file.policy_of(*learned(trainer, recorder, seeds.index(seed)))
 
         def evaluation(episodes: int) -> Evaluation:
             task = tasks.find(config.task, config.backend, make)
@@ -164,13 +165,13 @@ class Attempt:
 
     def _finish(self, trainer: Any, recorder: Recorder, saver: Saver, facts: dict[str, Any]) -> None:
         """The last checkpoint, the policies, the picture, and DONE."""
-        from gpi.figures import learning_curves
+        from gpi.report.curves import learning_curves
 
         directory = self.directory
         if saver.saved != trainer.done:
             saver.save(trainer, recorder)
         for p, seed in enumerate(trainer.seeds):
-            deploy.save(directory / f"policy-{seed}.safetensors", *learned(trainer, recorder, p))
+            policy_file.save(directory / f"policy-{seed}.safetensors", *learned(trainer, recorder, p))
         run = Run(directory)
         if any(len(run.episodes(seed)[0]) for seed in run.seeds):
             try:

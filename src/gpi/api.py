@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpi.errors import UsageError
+from gpi.report.audit import AuditSummary, summarise
+from gpi.rundir.run import Run, open_run
 from gpi.training.config import Config
-from gpi.training.record import Run, open_run
-from gpi.training.summary import AuditSummary, summarise
 
 if TYPE_CHECKING:
     from gpi.callbacks import Callback
@@ -34,7 +34,7 @@ def train(
         settings: Fields of `Config`.
     """
     from gpi.envs import tasks
-    from gpi.training.attempt import Guests
+    from gpi.training.session import Guests
     from gpi.training.train import train as run_config
 
     if not (callable(env) or isinstance(env, str)):
@@ -57,7 +57,7 @@ def resume(
     Where versions, threads or layout changed it raises `gpi.errors.FileError`, unless drift is allowed. A run in an
     environment of your own needs `env`, the function or name it was trained with: no file may name code to import.
     """
-    from gpi.training.attempt import Guests
+    from gpi.training.session import Guests
     from gpi.training.train import resume as resume_run
 
     guests = Guests(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gpi.errors import DiskError, FileError
-from gpi.training import checkpoint
-from gpi.training.checkpoint import Checkpoint
+from gpi.rundir import checkpoint
+from gpi.rundir.checkpoint import Checkpoint
+from gpi.rundir.recorder import Recorder
 from gpi.training.config import Config
 from gpi.training.progress import Progress
-from gpi.training.recorder import Recorder
 
 
 class Saver:

@@ -1,0 +1,1 @@
+"""The run directory: its lock, tables and checkpoints, and reading them back."""
