@@ -1,5 +1,6 @@
 """Docs are code: every number, name, column and link in them is checked."""
 
+import argparse
 import importlib
 import re
 import shlex
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import Family
 
 from gpi.cli import parser
 from gpi.rundir.run import EPISODES, METRICS, TIMING
@@ -87,6 +89,18 @@ def test_code_in_the_map_exists_and_cites_its_number(row: list[str]):
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file} has no {test}"
 
 
+@pytest.mark.parametrize("theme", ["target_weights", "conjugate_gradient", "line_search", "natural_step"])
+def test_every_family_of_the_solvers_tests_is_explained(theme: str):
+    module = importlib.import_module(f"test_{theme}")
+    (families,) = (
+        x for x in vars(module).values() if isinstance(x, dict) and isinstance(next(iter(x.values()), 0), Family)
+    )
+    page = (ROOT / "docs" / "solver-cases.md").read_text()
+    section = page.split(f"`tests/test_{theme}.py`. ")[1].split("\n## ")[0]
+    explained = {row[0].strip("`"): row[1] == "yes" for row in rows(section)}
+    assert explained == {name: family.quick for name, family in families.items()}
+
+
 def test_names_in_the_docs_exist():
     for page in pages():
         for name in re.findall(r"`(gpi(?:\.\w+)+)[`(]", page.read_text()):
@@ -96,15 +110,30 @@ def test_names_in_the_docs_exist():
 def test_commands_in_the_docs_are_commands():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for page in pages():
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+        for block in re.findall(r"```(?:sh|console)\n(.*?)```", page.read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
-                program, *arguments = shlex.split(line, comments=True)
+                program, *arguments = shlex.split(line.removeprefix("$ "), comments=True) or [""]
                 if program == "gpi":
                     parser().parse_args(arguments)
                 elif program == "make":
                     assert set(arguments) <= set(targets), line
                 elif program == "python":
                     assert (ROOT / arguments[0]).is_file(), line
+
+
+def test_commands_in_the_text_are_commands():
+    (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    options = {option for verb in action.choices.values() for option in verb._option_string_actions}
+    for page in pages():
+        if page.name == "CHANGELOG.md":
+            continue  # it tells of options that are gone
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for code in re.findall(r"`([^`\n]+)`", prose):
+            if code.startswith("gpi "):
+                assert code.split()[1] in action.choices, f"{page.name}: {code}"
+            if code.startswith(("gpi ", "--")):
+                for option in re.findall(r"(?<![\w-])--[\w-]+", code):
+                    assert option in options, f"{page.name}: {option} is no option"
 
 
 @pytest.mark.parametrize("file", TABLES)

@@ -1,6 +1,5 @@
 """The documentation site builds without a warning, and what its pages name is real."""
 
-import argparse
 import ast
 import dataclasses
 import importlib
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpi.cli import main, parser
+from gpi.cli import main
 from gpi.core.plan import ALGORITHMS
 from gpi.theory.mixture import mixture
 from gpi.training.config import Config
@@ -56,15 +55,6 @@ def text_of(page: str) -> str:
 
 def fences(page: str, *kinds: str) -> list[str]:
     return re.findall(rf"^```(?:{'|'.join(kinds)})\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
-
-
-def prose(page: str) -> str:
-    return re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
-
-
-def verbs() -> dict[str, argparse.ArgumentParser]:
-    (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(action.choices)
 
 
 def test_site_builds_without_a_warning(build):
@@ -147,26 +137,6 @@ def test_public_names_are_in_the_api_reference(build):
         assert any(anchor in html for anchor in ids), f"gpi.{name} is not in the API reference"
     for field in dataclasses.fields(Config):
         assert f"<td><code>{field.name}</code></td>" in html, f"Config.{field.name} is not in the API reference"
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_are_commands(page: str):
-    known = verbs()
-    options = {option for verb in known.values() for option in verb._option_string_actions}
-    for block in fences(page, "sh", "console"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = line.removeprefix("$ ").split()
-            if words[0] != "gpi":
-                continue
-            assert words[1] in known, line
-            for word in words[2:]:
-                if word.startswith("--"):
-                    assert word.split("=")[0] in known[words[1]]._option_string_actions, f"{page}: {line}"
-    for code in re.findall(r"`([^`\n]+)`", prose(page)):
-        if code.startswith("gpi "):
-            assert code.split()[1] in known, f"{page}: {code}"
-        for option in re.findall(r"(?<![\w-])--[\w-]+", code):
-            assert option in options, f"{page}: {option} is no option"
 
 
 def test_extras_are_extras():
