@@ -8,76 +8,35 @@ import numpy as np
 import optax
 import pytest
 import scipy.optimize
+from agents import (
+    EPS,
+    A,
+    E,
+    O,
+    T,
+    buffer_of,
+    draw_rollout,
+    empty,
+    estimate,
+    flat,
+    hyper,
+    improve,
+    new_agent,
+    on_policy_sample,
+    prior_of,
+    probability,
+    pushed,
+)
+from compiling import fast_jit
 from jax.flatten_util import ravel_pytree
 
 from gpi.core import algorithms, objectives, solvers
 from gpi.core import normaliser as normalize
 from gpi.core.advantage import degenerate, standardise, vtrace
-from gpi.core.algorithms import Agent, Hyper, Static
+from gpi.core.algorithms import Agent, Static
 from gpi.core.plan import ALGORITHMS, on_policy, plan, reuse
-from gpi.core.policy import Categorical, Gaussian, distribution, entropy, init_phi, init_theta, kl, log_prob, value
-from gpi.core.sample import Buffer, Rollout, Sample, init_buffer, mean, push, weights
-
-O, A, T, E = 3, 2, 16, 2
-EPS = 0.2
-
-# Run as they are, every operation would compile its own program.
-estimate = jax.jit(algorithms.estimate)
-improve = jax.jit(algorithms.improve, static_argnums=4)
-log_pi = jax.jit(algorithms.log_pi)
-empty, pushed, probability = jax.jit(init_buffer, static_argnums=1), jax.jit(push), jax.jit(log_prob)
-
-
-@jax.jit
-def draw_rollout(key: jax.Array, theta: Any, spread: float = 1.0) -> tuple[Rollout, jax.Array]:
-    """A rollout of random numbers with actions of pi_theta, and their log-probabilities."""
-    keys = jax.random.split(key, 5)
-    obs, next_obs = (jax.random.normal(k, (T, E, O), jnp.float32) for k in keys[:2])
-    pi = distribution(theta, obs.reshape(-1, O))
-    assert isinstance(pi, Gaussian)
-    action = pi.mean + jnp.exp(pi.log_std)[None] * jax.random.normal(keys[2], (T * E, A), jnp.float32)
-    reward = spread * jax.random.normal(keys[3], (T, E), jnp.float32)
-    done = jax.random.bernoulli(keys[4], 0.2, (T, E))
-    terminated = done & (obs[..., 0] > 0)
-    rollout = Rollout(obs, action.reshape(T, E, A), reward, next_obs, terminated, done, jnp.ones((T, E), bool))
-    return rollout, log_prob(pi, action).reshape(T, E)
-
-
-def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
-    rng = np.random.default_rng(seed)
-    theta = init_theta(rng, O, A, hidden, discrete=False)
-    return Agent(solvers.init_climber(theta), solvers.init_climber(init_phi(rng, O, hidden)), jnp.float32(3e-4))
-
-
-def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:
-    numbers = (nu, EPS, eps, 0.995, 0.97, 3e-4)
-    return Hyper(*(jnp.asarray(x, jnp.float32) for x in numbers), freeze=jnp.int32(2**31 - 1))
-
-
-@jax.jit
-def draw_prior(theta_k: Any, age: int, drift: float) -> tuple[Rollout, jax.Array]:
-    """A rollout of a policy that is `drift` away."""
-    flat, unravel = ravel_pytree(theta_k)
-    noise = jax.random.normal(jax.random.key(100 + age), flat.shape, jnp.float32)
-    return draw_rollout(jax.random.key(age), unravel(flat + drift * noise))
-
-
-def buffer_of(agent: Agent, slots: int, filled: int, drift: float = 0.05) -> Buffer:
-    """Slots filled by slightly different policies, the newest by the agent's own."""
-    priors = [draw_prior(agent.policy.params, age, age * drift) for age in range(filled)]
-    buffer = empty(priors[0][0], slots)
-    for rollout, logp in reversed(priors):
-        buffer = pushed(buffer, rollout, logp)
-    return buffer
-
-
-def on_policy_sample(agent: Agent) -> Sample:
-    return estimate(agent.policy.params, agent.value.params, buffer_of(agent, 1, 1), hyper((1.0,)))
-
-
-def flat(tree: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
-
+from gpi.core.policy import Categorical, Gaussian, distribution, entropy, kl, log_prob, value
+from gpi.core.sample import Rollout, Sample, mean, weights
 
 # --- the six algorithms -------------------------------------------------------------------------------------------
 
@@ -96,7 +55,11 @@ def test_six_algorithms_are_three_rules_by_two_plans():
 
 
 def test_on_policy_sample_has_unit_ratios_and_weights():
-    s = on_policy_sample(new_agent(0))
+    """Ratios are 1 to the last bit, and so by the programs of training."""
+    agent = new_agent(0)
+    rollout, logp = jax.jit(prior_of)(agent.policy.params, 0, 0.0)
+    buffer = pushed(empty(rollout, 1), rollout, logp)
+    s = jax.jit(algorithms.estimate)(agent.policy.params, agent.value.params, buffer, hyper((1.0,)))
     np.testing.assert_array_equal(s.rho, 1.0)
     np.testing.assert_allclose(s.weight, 1.0, rtol=1e-6)
 
@@ -107,7 +70,7 @@ def test_nu_1_is_textbook_ppo():
     s = on_policy_sample(agent)
     static = Static("ppo", epochs=3, minibatches=4)
     key = jax.random.key(7)
-    ours, _ = jax.jit(algorithms.improve_ppo, static_argnums=4)(agent, s, key, hyper((1.0,)), static)
+    ours, _ = fast_jit(algorithms.improve_ppo, static_argnums=4)(agent, s, key, hyper((1.0,)), static)
 
     def ppo_loss(theta: Any, obs: Any, action: Any, old: Any, adv: Any) -> jax.Array:
         adv = (adv - adv.mean()) / (adv.std() + 1e-8)
@@ -117,7 +80,7 @@ def test_nu_1_is_textbook_ppo():
     policy_adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-4, eps=1e-7))
     value_adam = optax.adam(3e-4, eps=1e-7)
 
-    @jax.jit
+    @fast_jit
     def textbook_step(theta: Any, phi: Any, policy_state: Any, value_state: Any, rows: Any) -> Any:
         obs, target = s.obs[rows], s.target[rows]
         g = jax.grad(ppo_loss)(theta, obs, s.action[rows], s.logp_i[rows], s.adv[rows])
@@ -131,7 +94,7 @@ def test_nu_1_is_textbook_ppo():
 
     theta, phi = agent.policy.params, agent.value.params
     carry = theta, phi, policy_adam.init(theta), value_adam.init(phi)
-    shuffle = jax.jit(solvers.shuffle, static_argnums=1)
+    shuffle = fast_jit(solvers.shuffle, static_argnums=1)
     for epoch_key in jax.random.split(key, 3):
         for rows in np.asarray(shuffle(epoch_key, T * E)).reshape(4, -1):
             carry = textbook_step(*carry, rows)
@@ -145,7 +108,7 @@ def natural_textbook(agent: Agent, s: Sample, g: np.ndarray, delta: float) -> np
     """The full natural-gradient step with an explicit Fisher matrix and a direct solver."""
     x, unravel = ravel_pytree(agent.policy.params)
     pi_k = distribution(agent.policy.params, s.obs)
-    curvature = jax.jit(jax.hessian(lambda x: kl(pi_k, distribution(unravel(x), s.obs)).mean()))
+    curvature = fast_jit(jax.hessian(lambda x: kl(pi_k, distribution(unravel(x), s.obs)).mean()))
     F = np.asarray(curvature(x), np.float64)
     F += 0.01 * np.eye(len(F))
     v = np.linalg.solve(F, g)
@@ -165,8 +128,8 @@ def test_nu_1_is_textbook_trpo_and_vmpo(rule: Any):
         # The gradients of E[ratio A] and of E[log pi A] agree at pi_k.
         return jnp.mean(log_prob(distribution(theta, s.obs), s.action) * jnp.asarray(factor, jnp.float32))
 
-    step = natural_textbook(agent, s, flat(jax.jit(jax.grad(likelihood))(agent.policy.params)), delta)
-    improve_natural = jax.jit(algorithms.improve_natural, static_argnums=4)
+    step = natural_textbook(agent, s, flat(fast_jit(jax.grad(likelihood))(agent.policy.params)), delta)
+    improve_natural = fast_jit(algorithms.improve_natural, static_argnums=4)
     ours, fraction = improve_natural(agent, s, jax.random.key(0), hyper((1.0,)), Static(rule, 1, 4))
     moved = flat(ours.policy.params) - flat(agent.policy.params)
     assert fraction > 0
@@ -188,7 +151,7 @@ def textbook_target(adv: np.ndarray, delta: float) -> np.ndarray:
 
 def test_vmpo_target_is_the_textbook_minimiser():
     adv = np.random.default_rng(0).standard_normal(500)
-    ours, _ = jax.jit(objectives.target_weights)(
+    ours, _ = fast_jit(objectives.target_weights)(
         jnp.asarray(adv, jnp.float32), jnp.full(500, 1 / 500, jnp.float32), jnp.float32(0.02)
     )
     np.testing.assert_allclose(ours, textbook_target(adv, 0.02), rtol=2e-4)
@@ -217,7 +180,7 @@ def test_rho_1_makes_vtrace_gae():
     fields = (np.zeros((64, 1)), np.zeros((64, 1)), reward, np.zeros((64, 1)), terminated, done, np.ones(64, bool))
     rollout = Rollout(*(jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else jnp.asarray(x) for x in fields))
     v32, next32, rho = (jnp.asarray(x, jnp.float32) for x in (v, v_next, np.ones(64)))
-    adv, target = jax.jit(vtrace)(rollout, v32, next32, rho, jnp.float32(0.995), jnp.float32(0.97))
+    adv, target = fast_jit(vtrace)(rollout, v32, next32, rho, jnp.float32(0.995), jnp.float32(0.97))
     expected = gae_by_definition(reward, v, v_next, terminated, done, 0.995, 0.97)
     np.testing.assert_allclose(adv, expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(target, v + expected, rtol=2e-5, atol=2e-5)
@@ -240,7 +203,7 @@ def test_push_keeps_the_policies_in_order_of_age():
 def test_weights_are_nu_over_the_policies_that_exist(filled: int):
     nu = np.array([0.4, 0.3, 0.2, 0.1])
     valid = np.random.default_rng(0).random((4, T, E)) < 0.8
-    w = np.asarray(jax.jit(weights)(jnp.asarray(nu, jnp.float32), jnp.int32(filled), jnp.asarray(valid)))
+    w = np.asarray(fast_jit(weights)(jnp.asarray(nu, jnp.float32), jnp.int32(filled), jnp.asarray(valid)))
     share = w.sum(axis=(1, 2)) / w.sum()
     expected = np.where(np.arange(4) < filled, nu, 0)
     np.testing.assert_allclose(share, expected / expected.sum(), rtol=1e-5)
@@ -248,7 +211,7 @@ def test_weights_are_nu_over_the_policies_that_exist(filled: int):
     assert (w[~valid] == 0).all()
 
 
-@jax.jit
+@fast_jit
 def gradients_of(agent: Agent, s: Sample) -> tuple[Any, Any]:
     """Of the clipped surrogate and of the value's loss."""
 
@@ -279,7 +242,7 @@ def test_standardised_advantages_have_no_weighted_mean():
     adv, rho, w = (
         jnp.asarray(x, jnp.float32) for x in (rng.normal(5, 3, 200), rng.lognormal(0, 0.3, 200), rng.random(200))
     )
-    standard = jax.jit(standardise)
+    standard = fast_jit(standardise)
     z = standard(adv, rho, w)
     assert abs(mean(rho * z, w)) < 1e-5
     equal = standard(jnp.ones(200, jnp.float32), rho, w)
@@ -309,12 +272,12 @@ def test_kl_is_the_forward_divergence_of_its_arguments(kind: str):
     ]
     logp = [np.asarray(probability(d, action)) for d in wide]
     sampled = float(np.mean(logp[0] - logp[1], dtype=np.float64))
-    forward, reverse, none = (float(jax.jit(kl)(*pair)[0]) for pair in ((p, q), (q, p), (p, p)))
+    forward, reverse, none = (float(fast_jit(kl)(*pair)[0]) for pair in ((p, q), (q, p), (p, p)))
     assert forward == pytest.approx(sampled, rel=0.02)
     assert abs(forward - reverse) > 0.03, "the case must tell the directions apart"
     assert none == pytest.approx(0.0, abs=1e-6)
     h = -float(np.mean(logp[0], dtype=np.float64))
-    assert float(jax.jit(entropy)(p)[0]) == pytest.approx(h, rel=0.02)
+    assert float(fast_jit(entropy)(p)[0]) == pytest.approx(h, rel=0.02)
 
 
 # --- the line search ----------------------------------------------------------------------------------------------
@@ -330,7 +293,7 @@ def test_refused_step_returns_the_old_parameters_bit_for_bit():
 
 def test_line_search_takes_the_first_accepted_fraction():
     theta, step = jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32)
-    new, fraction = jax.jit(lambda t, s: solvers.backtrack(t, s, lambda x: x[0] < 0.4))(theta, step)
+    new, fraction = fast_jit(lambda t, s: solvers.backtrack(t, s, lambda x: x[0] < 0.4))(theta, step)
     assert fraction == pytest.approx(2**-1.5) and new[0] == pytest.approx(2**-1.5)
 
 
@@ -358,7 +321,7 @@ def test_learning_rate_falls_only_when_the_trust_region_is_left():
 
 
 def test_advantages_that_do_not_differ_are_told_from_those_that_do():
-    alike = jax.jit(degenerate)
+    alike = fast_jit(degenerate)
     ones, noise = np.ones(1000, np.float32), np.asarray(jax.random.normal(jax.random.key(0), (1000,), jnp.float32))
     for adv in (0.0 * ones, 5.0 * ones, 1e-12 * noise, 5.0 + 1e-7 * noise):
         assert alike(adv, ones)
@@ -399,10 +362,10 @@ def test_what_never_varied_is_not_scaled_and_the_first_reward_is_not_blown_up(x6
     obs = np.where(np.arange(O) == 0, np.float32(7.0), rollout.obs)
     still = rollout._replace(obs=jnp.asarray(obs), reward=jnp.zeros_like(rollout.reward))
     normaliser = normalize.init_normaliser(O)
-    update = jax.jit(normalize.update)
+    update = fast_jit(normalize.update)
     for _ in range(3):
         normaliser = update(normaliser, still, jnp.float32(0.995))
-    seen = jax.jit(normalize.normalise)(normaliser, still._replace(reward=jnp.ones_like(still.reward)))
+    seen = fast_jit(normalize.normalise)(normaliser, still._replace(reward=jnp.ones_like(still.reward)))
     np.testing.assert_array_equal(seen.obs[..., 0], 0.0)
-    assert float(jax.jit(normalize.lens)(normaliser.obs).scale[0]) == 1.0
+    assert float(fast_jit(normalize.lens)(normaliser.obs).scale[0]) == 1.0
     np.testing.assert_array_equal(seen.reward, 1.0)  # no reward has varied yet: its scale is 1, not 1e8

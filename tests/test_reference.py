@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import fast_jit
 from jax.flatten_util import ravel_pytree
 
 from gpi.core import algorithms, objectives, solvers
@@ -52,7 +53,7 @@ def trace(z: dict[str, np.ndarray]) -> Rollout:
     return Rollout(*map(jnp.asarray, arrays))
 
 
-@jax.jit
+@fast_jit
 def prepared(theta: Theta, raw: Sample) -> Sample:
     """With the ratios to theta, and standardised advantages."""
     rho = objectives.ratio_to(algorithms.log_pi(theta, raw), raw.logp_i)
@@ -93,7 +94,7 @@ def test_there_are_cases():
     assert CASES, f"no fixtures in {FOLDER}"
 
 
-@jax.jit
+@fast_jit
 def read(theta: Theta, phi: tuple[Layer, ...], s: Sample) -> tuple[jax.Array, ...]:
     pi_k = distribution(theta, s.obs)
     return log_prob(pi_k, s.action), entropy(pi_k), value(phi, s.obs)
@@ -105,7 +106,7 @@ def test_log_probabilities_entropy_and_values(case: Case):
         close(numbers, case.z[name])
 
 
-@jax.jit
+@fast_jit
 def advantages(phi: tuple[Layer, ...], rollout: Rollout, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
     return vtrace(rollout, value(phi, rollout.obs), value(phi, rollout.next_obs), *rest)
 
@@ -126,13 +127,13 @@ def test_weights_of_the_mixture(case: Case):
     valid = np.zeros((len(nu), rows.max(), 1), bool)
     for i, count in enumerate(rows):
         valid[i, :count] = True
-    ours = np.asarray(jax.jit(weights)(jnp.asarray(nu, jnp.float32), jnp.int32(len(nu)), jnp.asarray(valid)))
+    ours = np.asarray(fast_jit(weights)(jnp.asarray(nu, jnp.float32), jnp.int32(len(nu)), jnp.asarray(valid)))
     ours = ours / ours[valid].mean()
     for i in range(len(nu)):
         close(ours[i, : rows[i], 0], case.z["sample_weights"][age == i])
 
 
-@jax.jit
+@fast_jit
 @jax.value_and_grad
 def ppo_loss(theta: Theta, s: Sample, eps: jax.Array) -> jax.Array:
     return -objectives.clipped_surrogate(algorithms.log_pi(theta, s), s, eps)
@@ -153,7 +154,7 @@ class Distances(NamedTuple):
     reverse: jax.Array
 
 
-@jax.jit
+@fast_jit
 def distances(theta_k: Theta, theta: Theta, s: Sample) -> Distances:
     pi_k, pi = distribution(theta_k, s.obs), distribution(theta, s.obs)
     logp = log_prob(pi, s.action)
@@ -170,7 +171,7 @@ def test_distances_at_the_moved_policy(case: Case):
 
 
 def test_value_loss_and_gradient(case: Case):
-    loss, gradient = jax.jit(jax.value_and_grad(algorithms.value_loss))(case.phi, case.sample)
+    loss, gradient = fast_jit(jax.value_and_grad(algorithms.value_loss))(case.phi, case.sample)
     close(loss, case.z["value/loss"])
     close(flat(gradient), case.z["value/grad"], 1e-4)
 
@@ -183,14 +184,16 @@ def spread(theta_k: Theta, s: Sample):
 def objective(rule: str, s: Sample, delta: jax.Array):
     if rule == "trpo":
         return lambda theta: objectives.surrogate(algorithms.log_pi(theta, s), s)
-    w, _ = target(s, delta)
+    w, _ = target_of(s, delta)
     return lambda theta: objectives.likelihood(algorithms.log_pi(theta, s), s, w)
 
 
-@jax.jit
-def target(s: Sample, delta: jax.Array) -> tuple[jax.Array, jax.Array]:
+def target_of(s: Sample, delta: jax.Array) -> tuple[jax.Array, jax.Array]:
     base = s.weight * s.rho
     return objectives.target_weights(s.adv, base / base.sum(), delta)
+
+
+target = fast_jit(target_of)
 
 
 def vmpo_delta(case: Case) -> jax.Array:
@@ -202,7 +205,7 @@ def fisher(theta: Theta, s: Sample):
     return solvers.damped_fisher(lambda x: distribution(unravel(x), s.obs), spread(theta, s), x)
 
 
-@jax.jit
+@fast_jit
 def fisher_product(theta: Theta, s: Sample, v: jax.Array) -> jax.Array:
     return fisher(theta, s)(v)
 
@@ -218,7 +221,7 @@ def test_fisher_vector_product(case: Case):
     close(ours, case.z["trpo/fvp_out"], 1e-4)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(fast_jit, static_argnums=0)
 def gradient_of(rule: str, theta: Theta, s: Sample, delta: jax.Array) -> Theta:
     return jax.grad(objective(rule, s, delta))(theta)
 
@@ -228,7 +231,7 @@ def test_natural_gradient(case: Case, rule: str, rtol: float):
     close(flat(gradient_of(rule, case.theta, case.sample, vmpo_delta(case))), case.z[f"{rule}/grad"], rtol)
 
 
-@jax.jit
+@fast_jit
 def direction(theta: Theta, s: Sample, g: jax.Array) -> jax.Array:
     return solvers.conjugate_gradient(fisher(theta, s), g)
 
@@ -245,7 +248,7 @@ def test_trpo_direction(case: Case):
     assert model(ours) >= 0.98 * model(theirs)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(fast_jit, static_argnums=0)
 def natural_step(rule: str, theta_k: Theta, s: Sample, delta: jax.Array) -> tuple[Theta, jax.Array, jax.Array]:
     """The step, its fraction, and what it gains."""
     maximise, divergence = objective(rule, s, delta), spread(theta_k, s)
@@ -287,7 +290,7 @@ def test_adaptive_eps(case: Case):
 def test_normaliser(x64: None):
     with np.load(FOLDER / "normaliser.npz") as archive:
         z = dict(archive)
-    update_stats, std = jax.jit(normalize.update_stats), jax.jit(normalize.std)
+    update_stats, std = fast_jit(normalize.update_stats), fast_jit(normalize.std)
     stats, scalar = normalize.init_stats((3,)), normalize.init_stats(())
     for i in range(4):
         valid = jnp.ones(len(z[f"batch{i}"]), bool)
@@ -298,5 +301,5 @@ def test_normaliser(x64: None):
             close(stats.squares / (stats.count - 1.0), z[f"var{i}"])
             close(std(stats), z[f"std{i}"])
             close(std(scalar), z[f"scalar_std{i}"])
-    seen = jax.jit(lambda stats, obs: normalize.normalise_obs(normalize.lens(stats), obs))
+    seen = fast_jit(lambda stats, obs: normalize.normalise_obs(normalize.lens(stats), obs))
     close(seen(stats, jnp.asarray(z["query"])), z["query_normalised"])

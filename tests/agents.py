@@ -1,0 +1,78 @@
+"""Small agents and batches for tests of the update rules: three observations, two actions, 32 samples a policy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from compiling import fast_jit
+from jax.flatten_util import ravel_pytree
+
+from gpi.core import algorithms, solvers
+from gpi.core.algorithms import Agent, Hyper
+from gpi.core.policy import Gaussian, distribution, init_phi, init_theta, log_prob
+from gpi.core.sample import Buffer, Rollout, Sample, init_buffer, push
+
+O, A, T, E = 3, 2, 16, 2
+EPS = 0.2
+
+# Run as they are, every operation would compile its own program.
+estimate = fast_jit(algorithms.estimate)
+improve = fast_jit(algorithms.improve, static_argnums=4)
+log_pi = fast_jit(algorithms.log_pi)
+empty, pushed, probability = fast_jit(init_buffer, static_argnums=1), fast_jit(push), fast_jit(log_prob)
+
+
+def rollout_of(key: jax.Array, theta: Any, spread: float = 1.0) -> tuple[Rollout, jax.Array]:
+    """Return a rollout of random numbers with actions of pi_theta, and their log-probabilities."""
+    keys = jax.random.split(key, 5)
+    obs, next_obs = (jax.random.normal(k, (T, E, O), jnp.float32) for k in keys[:2])
+    pi = distribution(theta, obs.reshape(-1, O))
+    assert isinstance(pi, Gaussian)
+    action = pi.mean + jnp.exp(pi.log_std)[None] * jax.random.normal(keys[2], (T * E, A), jnp.float32)
+    reward = spread * jax.random.normal(keys[3], (T, E), jnp.float32)
+    done = jax.random.bernoulli(keys[4], 0.2, (T, E))
+    terminated = done & (obs[..., 0] > 0)
+    rollout = Rollout(obs, action.reshape(T, E, A), reward, next_obs, terminated, done, jnp.ones((T, E), bool))
+    return rollout, log_prob(pi, action).reshape(T, E)
+
+
+draw_rollout = fast_jit(rollout_of)
+
+
+def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
+    rng = np.random.default_rng(seed)
+    theta = init_theta(rng, O, A, hidden, discrete=False)
+    return Agent(solvers.init_climber(theta), solvers.init_climber(init_phi(rng, O, hidden)), jnp.float32(3e-4))
+
+
+def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:
+    numbers = (nu, EPS, eps, 0.995, 0.97, 3e-4)
+    return Hyper(*(jnp.asarray(x, jnp.float32) for x in numbers), freeze=jnp.int32(2**31 - 1))
+
+
+def prior_of(theta_k: Any, age: int, drift: float) -> tuple[Rollout, jax.Array]:
+    """Return a rollout of a policy that is `drift` away."""
+    flat, unravel = ravel_pytree(theta_k)
+    noise = jax.random.normal(jax.random.key(100 + age), flat.shape, jnp.float32)
+    return rollout_of(jax.random.key(age), unravel(flat + drift * noise))
+
+
+draw_prior = fast_jit(prior_of)
+
+
+def buffer_of(agent: Agent, slots: int, filled: int, drift: float = 0.05) -> Buffer:
+    """Slots filled by slightly different policies, the newest by the agent's own."""
+    priors = [draw_prior(agent.policy.params, age, age * drift) for age in range(filled)]
+    buffer = empty(priors[0][0], slots)
+    for rollout, logp in reversed(priors):
+        buffer = pushed(buffer, rollout, logp)
+    return buffer
+
+
+def on_policy_sample(agent: Agent) -> Sample:
+    return estimate(agent.policy.params, agent.value.params, buffer_of(agent, 1, 1), hyper((1.0,)))
+
+
+def flat(tree: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])

@@ -1,0 +1,12 @@
+"""Programs for tests of values: compiled seven times faster than in training, and as exact up to rounding."""
+
+import functools
+
+import jax
+
+# Without LLVM's optimisation and without XLA's newer emitters, a natural step compiles in 0.4 s instead of 2.8 s. Last
+# bits may differ, so tests of bits, or of what one program computes twice, use `jax.jit` as training does. Only the
+# outermost function takes compiler options: what is called inside another one is not wrapped.
+fast_jit = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+)
