@@ -6,7 +6,6 @@ import csv
 import functools
 import io
 import math
-import time
 from dataclasses import astuple
 
 import clarabel
@@ -150,17 +149,6 @@ def test_uniform_is_the_best_feasible_uniform_and_no_better_than_optimal():
             assert eq_12(nu(B, kappa), kappa, s, c) <= eq_12(m.nu, kappa, s, c) + 1e-12
 
 
-def test_takes_less_than_a_millisecond():
-    def seconds(B: int) -> float:
-        start = time.perf_counter()
-        mixture(B, 0.5)
-        return time.perf_counter() - start
-
-    for B in (1, 2, 64):
-        assert min(seconds(B) for _ in range(50)) < 1e-3
-    assert min(seconds(500) for _ in range(20)) < 10e-3
-
-
 @pytest.mark.parametrize(
     ("arguments", "name", "value"),
     [
@@ -263,7 +251,7 @@ def test_kkt_residual_sees_a_wrong_mixture():
         assert kkt_residual(bent / bent.sum(), 4, kappa, *scales(4)) > 1e-8
 
 
-@pytest.mark.parametrize("cases", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_cases_agree_with_the_convex_solver(cases):
     rng = np.random.default_rng(cases)
     for case in range(cases):
