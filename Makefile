@@ -45,7 +45,7 @@ test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m slow
 
 reliability: setup ## kill, corrupt and fill up: the full numbers of docs/reliability.md, which take an hour on 2 cores
-	$(BIN)/pytest -m slow tests/test_files.py tests/test_resume.py
+	$(BIN)/pytest -m slow tests/test_file_durability.py tests/test_hostile_files.py tests/test_resume.py
 	$(BIN)/python benchmarks/reliability.py
 
 lint: setup ## check style and types

@@ -1,0 +1,93 @@
+"""One small checkpoint, saved and loaded: what the tests of files share with the processes that they start.
+
+Neither pytest nor JAX is imported here, so that a process starts quickly.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpi import files
+from gpi.errors import FileError
+from gpi.rundir import checkpoint
+from gpi.rundir.checkpoint import save
+
+# The tests of files name these here and nowhere else.
+FAILPOINTS, failpoint, forget_failpoint = files.FAILPOINTS, files.failpoint, files._trap.cache_clear
+
+HERE = Path(__file__).parent
+NAMES = ("arrays.safetensors", "manifest.json", "state.json")
+IDENTITY = {"jax": "0.10.2", "threads": 2, "layout": [5, 1024]}
+SCENES = ("first", "full", "replace")  # what `prepare` makes
+
+
+def arrays_of(iteration: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(iteration)
+    return {
+        "theta/kernel": rng.standard_normal((3, 5)).astype(np.float32),
+        "adam/count": np.array(iteration, np.int32),
+        "normaliser/mean": rng.standard_normal(4),
+        "buffer/valid": rng.random((2, 3)) < 0.5,
+        "key": rng.integers(2**32, size=2, dtype=np.uint32),
+        "steps": rng.integers(2**60, size=1),
+        "empty": np.zeros((0, 7), np.float32),
+        "bytes": rng.integers(256, size=3, dtype=np.uint8),
+    }
+
+
+SPECS = files.specs_of(arrays_of(0))
+
+
+def state_of(iteration: int) -> dict[str, Any]:
+    return {"iteration": iteration, "lr": 1 / (iteration + 3), "offsets": {"metrics.csv": 17 * iteration}, "ok": [True]}
+
+
+def put(run: Path, *iterations: int, state: dict[str, Any] | None = None) -> Path:
+    """Save checkpoints; return the path of the last."""
+    for iteration in iterations:
+        save(run, iteration, arrays_of(iteration), state or state_of(iteration), IDENTITY)
+    return run / f"ckpt-{iterations[-1]:09d}"
+
+
+def newest(run: Path, *, finite: bool = False, clean: bool = True) -> tuple[checkpoint.Checkpoint | None, list[str]]:
+    """Return the newest valid checkpoint, and one line for each newer one that is not valid."""
+    return checkpoint.newest_valid(run, SPECS, finite, mend=clean)
+
+
+def assert_same(found: checkpoint.Checkpoint | None, iteration: int) -> None:
+    assert found is not None and found.iteration == iteration
+    assert found.state == state_of(iteration) and found.identity == IDENTITY
+    for name, array in arrays_of(iteration).items():
+        assert found.arrays[name].dtype == array.dtype and found.arrays[name].shape == array.shape
+        assert found.arrays[name].tobytes() == array.tobytes()
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """Return the message of a refusal, which is one line."""
+    try:
+        call()
+    except FileError as error:
+        assert str(error).isprintable() and len(str(error)) < 500
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+def prepare(run: Path, scene: str) -> None:
+    """Make the state before checkpoint 4 is saved: nothing, three others, or another one of that iteration."""
+    run.mkdir()
+    if scene == "full":
+        put(run, 1, 2, 3)
+    elif scene == "replace":
+        put(run, 4, state={"old": 1})
+
+
+def python(program: str, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program of this folder in a process without JAX."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **settings.pop("env", {})}
+    command = [sys.executable, str(HERE / program), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, **settings)
