@@ -300,6 +300,6 @@ def expected_fractions(family: str, p: Steps, length: np.ndarray) -> tuple[np.nd
     good = (lengths <= p.far[:, None]) & (lengths >= p.near[:, None])
     expected = np.where(good.any(1), FRACTIONS[good.argmax(1)], 0.0)
     edges = np.stack([p.far, p.near])[:, :, None]
-    known = ~np.asarray(np.isclose(lengths[None], edges, rtol=EDGE)).any(axis=(0, 2))
+    known = np.array(~np.isclose(lengths[None], edges, rtol=EDGE).any(axis=(0, 2)))
     assert (expected == 0).any() and (expected == 1).any() and known.mean() > 0.9
     return expected, known
