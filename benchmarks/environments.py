@@ -186,7 +186,7 @@ def pairs() -> None:
     found = {line["name"]: line["early"] for line in read() if "early" in line}
     rows = []
     for job in sorted(SHORT, key=order):
-        if not ALGORITHMS[job.algorithm][1] and job.name in found:
+        if ALGORITHMS[job.algorithm].plan == "on_policy" and job.name in found:
             both = [found[job._replace(algorithm=name).name] for name in (job.algorithm, f"ge{job.algorithm}")]
             means = [sum(returns.values()) / len(returns) for returns in both]
             rows.append([job.env, f"{job.algorithm}, ge{job.algorithm}", *(f"{x:.1f}" for x in means)])

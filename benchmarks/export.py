@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 
 import gpi
+from gpi.config import Config
 from gpi.envs.dmc import TASKS
 from gpi.export import OBSERVATIONS, TOLERANCE, export, observations_around
+from gpi.standalone import GaussianPolicy
 from gpi.training import devices as runtime
-from gpi.training.config import Config
 
 RECORD = Path(__file__).with_name("export.jsonl")
 SLOWEST_US, SLOWEST_IMPORT_MS = 50.0, 200.0
@@ -72,20 +73,24 @@ def by_jax(policy: gpi.Policy, obs: np.ndarray) -> np.ndarray:
     import jax
     import jax.numpy as jnp
 
-    from gpi.core.normaliser import Lens, normalise_obs
-    from gpi.core.policy import Categorical, Layer, Theta, distribution
+    from gpi.core.categorical import CategoricalTheta
+    from gpi.core.gaussian import GaussianTheta
+    from gpi.core.network import Layer
+    from gpi.core.normaliser import Scaling, normalise_obs
 
     net = tuple(Layer(jnp.asarray(kernel), jnp.asarray(bias)) for kernel, bias in policy.layers)
-    theta = Theta(net, None if policy.log_std is None else jnp.asarray(policy.log_std))
-    eye = Lens(jnp.asarray(policy.obs_mean), jnp.asarray(policy.obs_std))
+    scaling = Scaling(jnp.asarray(policy.obs_mean), jnp.asarray(policy.obs_std))
     with jax.default_matmul_precision("highest"):
-        dist = distribution(theta, normalise_obs(eye, jnp.asarray(obs)))
-    return np.asarray(dist.logits if isinstance(dist, Categorical) else jnp.clip(dist.mean, -1.0, 1.0))
+        seen = normalise_obs(scaling, jnp.asarray(obs))
+        if isinstance(policy, GaussianPolicy):
+            mean = GaussianTheta(net, jnp.asarray(policy.log_std)).distribution(seen).mean
+            return np.asarray(jnp.clip(mean, -1.0, 1.0))
+        return np.asarray(CategoricalTheta(net).distribution(seen).logits)
 
 
 def apart(policy: gpi.Policy, truth: np.ndarray, found: np.ndarray) -> float:
     """The largest difference, of logits relative to the largest of its row."""
-    scale = 1.0 if policy.log_std is not None else np.maximum(np.abs(truth).max(1, keepdims=True), 1.0)
+    scale = np.maximum(np.abs(truth).max(1, keepdims=True), 1.0) if policy.discrete else 1.0
     return float((np.abs(found.astype(np.float64) - truth) / scale).max())
 
 
@@ -121,7 +126,7 @@ def measure(task: str, algorithm: str, steps: int, python: Path, place: Path) ->
     onnx_us, onnx_unscaled = by_onnx(place / "policy.onnx", obs)
     sizes = [policy.obs_mean.size, *(bias.size for _, bias in policy.layers)]
     return {
-        "task": task, "steps": int(policy.about["steps"]), "sizes": sizes, "discrete": policy.log_std is None,
+        "task": task, "steps": int(policy.about["steps"]), "sizes": sizes, "discrete": policy.discrete,
         "numpy_apart": max(written[0].worst, apart(policy, truth, unscaled)),
         "onnx_apart": max(written[1].worst, apart(policy, truth, onnx_unscaled)),
         "numpy_us": times["us"], "onnx_us": onnx_us, "import_ms": times["import_ms"], "numpy": times["numpy"],

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpi.core.plan import ALGORITHMS, TRUST
+from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.report.audit import summarise
 from gpi.rundir.run import open_run
 
@@ -39,7 +39,7 @@ def run_missing(out: Path, jobs: int, only: str) -> None:
     """Run populations side by side, each on a core of its own; longest first."""
     cores = sorted(os.sched_getaffinity(0))
     free = [cores[i % len(cores)] for i in range(jobs)]
-    order = [(t, a, m) for a in reversed(ALGORITHMS) for t in TASKS for m in TRUST if only in name_of(t, a, m)]
+    order = [(t, a, m) for a in reversed(ALGORITHMS) for t in TASKS for m in TRUST_MODES if only in name_of(t, a, m)]
     todo = [job for job in order if not finished(out / name_of(*job))]
     running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
     began, total = time.perf_counter(), len(todo)
@@ -89,7 +89,7 @@ def overview(found: dict[tuple[str, str, str], Any]) -> str:
     """Algorithm by trust mode over all tasks: violations of each bound, refusals, and the mean return on each task."""
     rows = []
     for algorithm in ALGORITHMS:
-        for trust in TRUST:
+        for trust in TRUST_MODES:
             mine = [found[task, algorithm, trust] for task in TASKS]
             updates = sum(x["updates"] for x in mine)
             shares = [f"{sum(x[name] for x in mine) / updates:.1%}" for name in COUNTS]
@@ -116,7 +116,7 @@ def every_run(found: dict[tuple[str, str, str], Any]) -> str:
 def place(key: tuple[str, str, str]) -> tuple[int, int, int]:
     """The order of the tables."""
     task, algorithm, trust = key
-    return TASKS.index(task), list(ALGORITHMS).index(algorithm), list(TRUST).index(trust)
+    return TASKS.index(task), list(ALGORITHMS).index(algorithm), list(TRUST_MODES).index(trust)
 
 
 def main() -> None:
@@ -132,8 +132,9 @@ def main() -> None:
         collect(chosen.out)
     lines = [json.loads(line) for line in RECORD.read_text().splitlines()]
     found = {(x["task"].removeprefix("dmc/"), x["algorithm"], x["trust"]): x for x in lines}
-    if len(found) < len(TASKS) * len(ALGORITHMS) * len(TRUST):
-        sys.exit(f"{len(found)} of {len(TASKS) * len(ALGORITHMS) * len(TRUST)} runs are there; run the rest first")
+    total = len(TASKS) * len(ALGORITHMS) * len(TRUST_MODES)
+    if len(found) < total:
+        sys.exit(f"{len(found)} of {total} runs are there; run the rest first")
     print(overview(found), every_run(found), sep="\n\n")
 
 

@@ -7,7 +7,7 @@
     python benchmarks/reliability.py --only replay --match humanoid
 
 kills   independent trials, six algorithms x three tasks: `gpi train` is killed with SIGKILL, half at a time uniform in
-        the length of an undisturbed run, half at a failpoint (`gpi.files.FAILPOINTS`); a fifth is killed again while it
+        the length of an undisturbed run, half at a failpoint (`gpi.failpoints`); a fifth is killed again while it
         resumes; then `gpi resume`. After each kill the newest whole checkpoint must be the last that was due. At the
         end the newest checkpoint's arrays, the tables and the policies must have the bytes of the undisturbed run.
 chain   one run, killed many times in a row.
@@ -38,13 +38,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.dmc import TASKS
 from gpi.errors import FileError
-from gpi.files import FAILPOINTS
+from gpi.failpoints import FAILPOINTS
 from gpi.rundir import checkpoint
 from gpi.training import devices as runtime
 
@@ -96,7 +96,7 @@ class Lab:
         return self.pool.submit(work)
 
     def command(self, arguments: list[str], cores: int | None) -> list[str]:
-        """A Python process, pinned to this thread's core, or to so many."""
+        """A Python process, pinned to this thread's core, or to `cores` of them."""
         if cores is None and self.jobs == 1:
             return [sys.executable, *arguments]
         mine = [str(self.cores[(self.mine.place + i) % len(self.cores)]) for i in range(cores or 1)]
@@ -112,7 +112,7 @@ class Lab:
         self, *arguments: str, failpoint: str = "", seconds: float = TIMEOUT, cores: int | None = None,
         enough: Callable[[], bool] = lambda: False,
     ) -> tuple[int, float, str]:  # fmt: skip
-        """A `gpi` of its own, killed after so many seconds or what is enough: exit code, duration, last complaint."""
+        """A `gpi` of its own, killed after `seconds` or once it is `enough`: exit code, duration, last complaint."""
         command = self.command(["-m", "gpi.cli", *arguments], cores)
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -154,14 +154,14 @@ class Lab:
 
 
 def settings(algorithm: str, task: str, every: int, iterations: int = ITERATIONS) -> list[str]:
-    """`train` with options for so many iterations."""
-    steps = iterations * TINY["n"] * (1 if ALGORITHMS[algorithm][1] else 2)
+    """The arguments of `train` for a number of iterations."""
+    steps = iterations * TINY["n"] * (1 if ALGORITHMS[algorithm].plan == "reuse" else 2)
     chosen = {"algorithm": algorithm, **TINY, "checkpoint-every": every, "steps": steps}
     return ["train", task, *(word for name, value in chosen.items() for word in (f"--{name}", str(value)))]
 
 
 def again(directory: Path, start: list[str]) -> list[str]:
-    """Continue a run; one that was killed before it wrote its settings begins anew at the same place."""
+    """Continue a run; one that was killed before it wrote its settings starts again in the same place."""
     return ["resume", str(directory)] if (directory / "config.json").exists() else [*start, "--out", str(directory)]
 
 
@@ -199,7 +199,7 @@ def differing(a: dict[str, str], b: dict[str, str]) -> str:
 def intact(path: Path) -> bool:
     """Whether a checkpoint's manifest and the bytes it vouches for are whole."""
     try:
-        checkpoint.identity_of(path)
+        checkpoint.read_identity(path)
         facts = json.loads((path / checkpoint.MANIFEST).read_text())["files"]
         return all(sha256(path / name) == fact["sha256"] for name, fact in facts.items())
     except (FileError, OSError):
@@ -328,7 +328,7 @@ def chain(lab: Lab, count: int) -> list[Future[Job]]:
 
 
 def chained(lab: Lab, count: int) -> Job:
-    """One run killed so often; half at a time, half at a failpoint; no life is longer than eight iterations."""
+    """One run killed `count` times; half at a time, half at a failpoint; no life is longer than eight iterations."""
     rng, start = random.Random(count), settings("geppo", "cartpole-balance", 1, 8 * count + 8)
     longest = lab.reference("geppo", "cartpole-balance").result()["seconds"]
     undisturbed, directory = lab.fresh("chain", "whole"), lab.fresh("chain", "killed")
@@ -378,20 +378,18 @@ def replayed(task: str) -> Job:
     import jax
     import numpy as np
 
-    from gpi.envs import pool
-    from gpi.training import session as attempt
-    from gpi.training import trainer as loop
-    from gpi.training.config import Config
+    from gpi.config import Config
+    from gpi.envs.replay import Position
+    from gpi.training.job import resolve
+    from gpi.training.session import make_environments
+    from gpi.training.trainer import Trainer
 
-    class Collector(loop.Trainer):
-        """A trainer that never learns, and so need not compile how."""
-
-        def _learning(self, raw: Any) -> list[Any]:
-            return [SimpleNamespace(compile=lambda: None)] * 2
-
-    def collector(reset_each_batch: bool, seeds: int = 2) -> Collector:
-        config = Config(task, "geppo", seeds=seeds, hidden=(8,), reset_each_batch=reset_each_batch)
-        return Collector(config, attempt.make_pool(config), jax.local_devices()[:1])
+    def collecting(reset_each_batch: bool, seeds: int = 2) -> Trainer:
+        """A trainer that can collect and never learns, and so need not compile how."""
+        job = resolve(Config(task, "geppo", seeds=seeds, hidden=(8,), reset_each_batch=reset_each_batch))
+        trainer = Trainer(job, make_environments(job), jax.local_devices()[:1])
+        trainer.collector.use(trainer.collector.lower(trainer.learner.acting).compile())
+        return trainer
 
     def leaves(tree: Any) -> list[bytes]:
         return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
@@ -399,23 +397,23 @@ def replayed(task: str) -> Job:
     same = cuts = 0
     with jax.enable_x64(True):
         for reset_each_batch in (True, False):
-            first = collector(reset_each_batch)
+            first = collecting(reset_each_batch)
             for batch in range(max(CUTS) + 1):
                 saved = first.snapshot() if batch in CUTS else None
-                expected = leaves(first.gather())
+                expected = leaves(first.collect())
                 first._prepare()
                 if saved is not None:
-                    second = collector(reset_each_batch)
-                    cuts, same = cuts + 1, same + (second.restore(saved).all() and leaves(second.gather()) == expected)
-                    second.pool.close()
-        five, batches = collector(False, seeds=5), -(-1_000_000 // 1024) + 2  # two of warm-up
-        shape = (999, *five.place.actions.shape[1:])
+                    second = collecting(reset_each_batch)
+                    cuts, same = cuts + 1, same + (second.restore(saved).all() and leaves(second.collect()) == expected)
+                    second.collector.close()
+        five, batches = collecting(False, seeds=5), -(-1_000_000 // 1024) + 2  # two of warm-up
+        shape = (999, *five.collector.position.actions.shape[1:])
         actions, each = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32), np.ones(5, np.int64)
         lives = [(2 * batches + 1, 0), (batches * 1024 // 1001 + 1, 999)]  # the second: the longest episode to redo
         seconds = []
         for resets, calls in lives:
             began = time.perf_counter()
-            five._replay(pool.Place(resets * each, calls * each, each, actions))
+            five.collector.replay(Position(resets * each, calls * each, each, actions))
             seconds.append(round(time.perf_counter() - began, 3))
     ok = same == cuts and max(seconds) <= REPLAY_BAR
     note = f"{same}/{cuts} identical; 1M steps in {seconds[0]:.2f} s, without resets {seconds[1]:.2f} s"
@@ -502,7 +500,7 @@ RACER = """
 import sys
 from pathlib import Path
 from gpi.errors import LockedError
-from gpi.rundir.run import claim
+from gpi.rundir.lock import claim
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -551,22 +549,22 @@ def report_race(jobs: list[Job]) -> tuple[str, Job]:
 
 def cost(directory: Path) -> Job:
     """In a process of its own: how long a run with the default settings spends in its checkpoints."""
-    from gpi.rundir.resume import Saver
-    from gpi.rundir.run import read
-    from gpi.training import train
-    from gpi.training.config import Config
+    from gpi.config import Config
+    from gpi.rundir.run import read_rows
+    from gpi.training.session import Running, Session
+    from gpi.training.train import train
 
-    spent, save = [], Saver.save
+    spent, save = [], Session._save
 
-    def timed(self: Saver, trainer: Any, recorder: Any) -> None:
+    def timed(self: Session, run: Running) -> None:
         began = time.perf_counter()
-        save(self, trainer, recorder)
+        save(self, run)
         spent.append(time.perf_counter() - began)
 
-    Saver.save = timed
     config = Config("cheetah-run", "geppo", steps=COST_ITERATIONS * 1024)
-    train.train(config, directory, quiet=True)
-    rows = read(directory / "timing.csv")
+    with patch.object(Session, "_save", timed):
+        train(config, directory, quiet=True)
+    rows = read_rows(directory / "timing.csv")
     seconds = sum(float(row["collect_seconds"]) + float(row["learn_seconds"]) for row in rows)
     size = sum(path.stat().st_size for path in checkpoint.saved(directory)[0].iterdir())
     share = sum(spent) / seconds

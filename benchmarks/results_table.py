@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from gpi.core.plan import ALGORITHMS
-from gpi.report.curves import task_of
+from gpi.report.curves import short_task
 from gpi.rundir.run import Run, open_run
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     runs = [load(directory) for directory in sys.argv[1:]]
     if not runs:
         sys.exit("no runs: name the directories that `gpi train` made")
-    final = {(task_of(run), run.config["algorithm"]): run.returns for run in runs}
+    final = {(short_task(run), run.config["algorithm"]): run.returns for run in runs}
     seeds = sorted({seed for returns in final.values() for seed in returns})
     rows = []
     for (task, algorithm), returns in final.items():
@@ -57,8 +57,7 @@ def main() -> None:
     print(table(["task", "algorithm", *(f"seed {seed}" for seed in seeds), "mean"], rows), end="\n\n")
     rows = []
     for (task, name), returns in final.items():
-        rule, _ = ALGORITHMS[name]
-        reuse = f"ge{rule}"
+        reuse = f"ge{ALGORITHMS[name].rule}"
         if reuse != name and (task, reuse) in final:
             a, b = list(returns.values()), list(final[task, reuse].values())
             numbers = [f"{mean(a):.0f}", f"{mean(b):.0f}", f"{mean(b) - mean(a):+.0f}", f"{permutation_p(a, b):.3f}"]

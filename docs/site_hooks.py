@@ -55,7 +55,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def settings() -> str:
     """Every field of Config as a row of a table."""
-    from gpi.training.config import Config
+    from gpi.config import Config
 
     rows = ["| field | default | what it is |", "|---|---|---|"]
     for field in dataclasses.fields(Config):

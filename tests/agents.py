@@ -8,33 +8,43 @@ import numpy as np
 from compiling import fast_jit
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import algorithms, solvers
-from gpi.core.algorithms import Agent, Hyper
-from gpi.core.policy import Gaussian, distribution, init_phi, init_theta, log_prob
+from gpi.core import iteration, rules, solvers
+from gpi.core.agent import Agent, Hyper
+from gpi.core.critic import Critic, MlpCritic
+from gpi.core.gaussian import GaussianTheta
+from gpi.core.policy import Theta
 from gpi.core.sample import Buffer, Rollout, Sample, init_buffer, push
 
 O, A, T, E = 3, 2, 16, 2
 EPS = 0.2
 
-# Run as they are, every operation would compile its own program.
-estimate = fast_jit(algorithms.estimate)
-improve = fast_jit(algorithms.improve, static_argnums=4)
-log_pi = fast_jit(algorithms.log_pi)
-empty, pushed, probability = fast_jit(init_buffer, static_argnums=1), fast_jit(push), fast_jit(log_prob)
+
+# Without jit, every operation would compile its own program.
+def log_pi_of(theta: Theta, s: Sample) -> jax.Array:
+    return theta.distribution(s.obs).log_prob(s.action)
+
+
+def estimate_of(theta_k: Theta, phi: Critic, buffer: Buffer, hyper: Hyper) -> Sample:
+    return iteration.estimate(theta_k, iteration.read_values(phi, buffer), buffer, hyper)
+
+
+estimate, log_pi = fast_jit(estimate_of), fast_jit(log_pi_of)
+improve = fast_jit(lambda *values: rules.improve(*values)[:2], static_argnums=4)
+empty, pushed = fast_jit(init_buffer, static_argnums=1), fast_jit(push)
+probability = fast_jit(lambda pi, action: pi.log_prob(action))
 
 
 def rollout_of(key: jax.Array, theta: Any, spread: float = 1.0) -> tuple[Rollout, jax.Array]:
     """Return a rollout of random numbers with actions of pi_theta, and their log-probabilities."""
     keys = jax.random.split(key, 5)
     obs, next_obs = (jax.random.normal(k, (T, E, O), jnp.float32) for k in keys[:2])
-    pi = distribution(theta, obs.reshape(-1, O))
-    assert isinstance(pi, Gaussian)
+    pi = theta.distribution(obs.reshape(-1, O))
     action = pi.mean + jnp.exp(pi.log_std)[None] * jax.random.normal(keys[2], (T * E, A), jnp.float32)
     reward = spread * jax.random.normal(keys[3], (T, E), jnp.float32)
     done = jax.random.bernoulli(keys[4], 0.2, (T, E))
     terminated = done & (obs[..., 0] > 0)
     rollout = Rollout(obs, action.reshape(T, E, A), reward, next_obs, terminated, done, jnp.ones((T, E), bool))
-    return rollout, log_prob(pi, action).reshape(T, E)
+    return rollout, pi.log_prob(action).reshape(T, E)
 
 
 draw_rollout = fast_jit(rollout_of)
@@ -42,8 +52,8 @@ draw_rollout = fast_jit(rollout_of)
 
 def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
     rng = np.random.default_rng(seed)
-    theta = init_theta(rng, O, A, hidden, discrete=False)
-    return Agent(solvers.init_climber(theta), solvers.init_climber(init_phi(rng, O, hidden)), jnp.float32(3e-4))
+    theta = GaussianTheta.init(rng, O, A, hidden)
+    return Agent(solvers.init_adam(theta), solvers.init_adam(MlpCritic.init(rng, O, hidden)), jnp.float32(3e-4))
 
 
 def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:
@@ -62,7 +72,7 @@ draw_prior = fast_jit(prior_of)
 
 
 def buffer_of(agent: Agent, slots: int, filled: int, drift: float = 0.05) -> Buffer:
-    """Slots filled by slightly different policies, the newest by the agent's own."""
+    """Return a buffer with slots filled by slightly different policies, the newest by the agent's own."""
     priors = [draw_prior(agent.policy.params, age, age * drift) for age in range(filled)]
     buffer = empty(priors[0][0], slots)
     for rollout, logp in reversed(priors):

@@ -1,4 +1,4 @@
-"""What the tests of the solvers share: random numbers of every magnitude, families of cases, comparison by bits.
+"""Helpers for the tests of the solvers: random numbers of every magnitude, families of cases, comparison by bits.
 
 `docs/solver-cases.md` explains every family and where each tolerance comes from.
 """
@@ -48,7 +48,7 @@ def radii(rng: np.random.Generator) -> np.ndarray:
 
 
 def active(rng: np.random.Generator) -> np.ndarray:
-    """Draw which coordinates a case has: the first 2 to 32."""
+    """Draw the coordinates that a case has: the first 2 to 32."""
     return np.arange(DIM)[None, :] < rng.integers(2, DIM + 1, (ROWS, 1))
 
 

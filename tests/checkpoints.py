@@ -1,4 +1,4 @@
-"""One small checkpoint, saved and loaded: what the tests of files share with the processes that they start.
+"""One small checkpoint, saved and loaded, shared by the tests of files and the processes that they start.
 
 Neither pytest nor JAX is imported here, so that a process starts quickly.
 """
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gpi import files
+from gpi import failpoints, files
 from gpi.errors import FileError
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import save
 
 # The tests of files name these here and nowhere else.
-FAILPOINTS, failpoint, forget_failpoint = files.FAILPOINTS, files.failpoint, files._trap.cache_clear
+FAILPOINTS, failpoint, forget_failpoint = failpoints.FAILPOINTS, failpoints.failpoint, failpoints.read_trap.cache_clear
 
 HERE = Path(__file__).parent
 NAMES = ("arrays.safetensors", "manifest.json", "state.json")
@@ -56,7 +56,7 @@ def put(run: Path, *iterations: int, state: dict[str, Any] | None = None) -> Pat
 
 def newest(run: Path, *, finite: bool = False, clean: bool = True) -> tuple[checkpoint.Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and one line for each newer one that is not valid."""
-    return checkpoint.newest_valid(run, SPECS, finite, mend=clean)
+    return checkpoint.newest_valid(run, SPECS, finite, clean=clean)
 
 
 def assert_same(found: checkpoint.Checkpoint | None, iteration: int) -> None:

@@ -54,7 +54,7 @@ def kill(root: Path, passages: int, *scenes: str) -> None:
 
 
 def fill(run: Path) -> None:
-    """Save under 64 limits on the size of files: each is a disk that takes part of the bytes, and refuses the rest."""
+    """Save under 64 limits on the size of files: each is a disk that accepts part of the bytes and refuses the rest."""
     arrays = {"x": np.arange(5000.0)}
     save(run, 1, arrays, {}, {})
     for size in range(0, 40_960, 640):

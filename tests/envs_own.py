@@ -52,7 +52,7 @@ CLOCK = itertools.count()
 
 
 class Drifting(Walk):
-    """Begins where its seed says and goes on as it likes: nobody can replay it."""
+    """Starts from its seed and then moves at random, so it cannot be replayed."""
 
     def step(self, action: np.ndarray) -> Any:
         self.x += 1e-3 * (next(CLOCK) % 7)
@@ -60,22 +60,22 @@ class Drifting(Walk):
 
 
 class Late(Walk):
-    """Raises at its 2000th step, unless it was mended."""
+    """Raises at its 2000th step, unless it was fixed."""
 
-    mended = False
+    fixed = False
 
     def __init__(self) -> None:
         self.steps = 0
 
     def step(self, action: np.ndarray) -> Any:
         self.steps += 1
-        if self.steps == 2000 and not self.mended:
+        if self.steps == 2000 and not self.fixed:
             raise RuntimeError("the motor is too hot")
         return super().step(action)
 
 
 class Strict(Drifting):
-    """Cannot be replayed, and does not let itself be stepped after an end."""
+    """Cannot be replayed, and refuses to be stepped after an end."""
 
     def reset(self, **options: Any) -> Any:
         self.over = False
@@ -89,7 +89,7 @@ class Strict(Drifting):
 
 
 class Wide(Walk):
-    """The walk with one more number to see."""
+    """The walk with one more observation."""
 
     observation_space = spaces.Box(-4.0, 4.0, (3,), np.float32)
 
@@ -98,7 +98,7 @@ class Wide(Walk):
 
 
 class Stuck(Walk):
-    """After 500 resets it fails when it is reset in the middle of an episode."""
+    """Fails, after 500 resets, when it is reset in the middle of an episode."""
 
     def __init__(self) -> None:
         self.resets, self.over = 0, True
@@ -126,7 +126,7 @@ class InJax(Walk):
 
 
 class Single(Walk):
-    """There is one of it at a time."""
+    """Can exist only once at a time."""
 
     open = 0
 
@@ -149,7 +149,7 @@ class Crash(Walk):
 
 
 class Poisoned(Walk):
-    """Shows NaN after its 2000th step; `only` the environments of one number, or all."""
+    """Shows NaN after its 2000th step; `only` in the environment of that number, or in all."""
 
     only: int | None = None
     made = 0

@@ -1,4 +1,4 @@
-"""Files that were damaged by accident or made to do harm: accidents, forged headers, manifests and places."""
+"""Files damaged by accident or made to do harm: accidents, forged headers and manifests, and odd kinds of files."""
 
 import bz2
 import gzip
@@ -20,7 +20,7 @@ import numpy as np
 from checkpoints import NAMES, arrays_of, state_of
 
 from gpi import files
-from gpi.rundir import checkpoint
+from gpi.standalone import sha256
 
 
 def make_socket(path: Path, _: Path) -> None:
@@ -57,7 +57,7 @@ class Payload:
 
 
 def payloads(root: Path) -> dict[str, bytes]:
-    """What other loaders have run or unpacked."""
+    """Return payloads that other loaders have run or unpacked."""
     evil = Payload(f"touch {root / 'pwned'}")
     found = {f"pickle{protocol}": pickle.dumps(evil, protocol) for protocol in range(6)}
     archive, tarball, bomb, npy, npz = (io.BytesIO() for _ in range(5))
@@ -89,13 +89,13 @@ def forge(path: Path, change: Callable[[dict[str, Any]], Any] = lambda manifest:
     for name, data in contents.items():
         file = {"arrays": "arrays.safetensors", "state": "state.json"}[name]
         (path / file).write_bytes(data)
-        manifest["files"][file] = {"size": len(data), "sha256": checkpoint._sha256(data)}
+        manifest["files"][file] = {"size": len(data), "sha256": sha256(data)}
     change(manifest)
-    (path / "manifest.json").write_bytes(checkpoint._seal(manifest))
+    (path / "manifest.json").write_bytes(files.seal(manifest, files.dump_json))
 
 
 def with_header(text: bytes | dict[str, Any], length: int | None = None) -> bytes:
-    """The good arrays under another header."""
+    """Return the good arrays under another header."""
     data = files.encode(arrays_of(512))
     body = data[8 + int.from_bytes(data[:8], "little") :]
     text = json.dumps(text).encode() if isinstance(text, dict) else text
@@ -111,7 +111,7 @@ Attack = Callable[[Path], Any]
 
 
 def lying_fields(texts: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """Headers that lie about the shape, the place or the dtype of one array."""
+    """Yield headers that lie about the shape, the offsets or the dtype of one array."""
     huge, shape = 2**63, [3, 5]
     lies: dict[str, list[Any]] = {
         "shape": [[huge], [2 * huge], [huge, 2], [2**32, 2**32], [0, huge], [0, 2**40, 2**40], [-3, -5], [-15], [15.0],
@@ -133,7 +133,7 @@ def lying_fields(texts: dict[str, str]) -> Iterator[tuple[str, bytes]]:
 
 
 def lying_layouts() -> Iterator[tuple[str, bytes]]:
-    """Headers whose arrays overlap, leave holes, come in another order, or take no bytes and yet too much."""
+    """Yield headers whose arrays overlap, leave holes, come in another order, or have no bytes but a huge shape."""
     for second in ([60, 60], [0, 4], [59, 63], [61, 65], [56, 60]):
         header = good_header()
         header["adam/count"]["data_offsets"] = second
@@ -147,7 +147,7 @@ def lying_layouts() -> Iterator[tuple[str, bytes]]:
 
 
 def lying_entries(texts: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """Headers with entries that are none, with other names, or with metadata that are not text."""
+    """Yield headers with malformed entries, with other names, or with metadata that are not text."""
     for value in (None, [], 5, "F32", {}, {**good_header()["theta/kernel"], "loader": "pickle"}, *texts.values()):
         yield f"entry {str(value)[:30]}", with_header({**good_header(), "theta/kernel": value})
     for name in ("../../etc/passwd", "/etc/passwd", "", "__class__", "theta/kernel\0", "\ud800", *texts.values()):
@@ -160,7 +160,7 @@ def lying_entries(texts: dict[str, str]) -> Iterator[tuple[str, bytes]]:
 
 
 def broken_headers() -> Iterator[tuple[str, bytes]]:
-    """Headers that are not the JSON, or not of the length, that they should be."""
+    """Yield headers that are not valid JSON, or that have the wrong length."""
     text = json.dumps(good_header()).encode()
     inner = text[1:-1]
     for label, header in {
@@ -186,7 +186,7 @@ def broken_headers() -> Iterator[tuple[str, bytes]]:
 
 
 def wrong_arrays() -> Iterator[tuple[str, bytes]]:
-    """Files in good form with numbers that are not finite, other dtypes, or a truth value of 2."""
+    """Yield well-formed files with numbers that are not finite, other dtypes, or a boolean of 2."""
     arrays = arrays_of(512)
     for value in (np.nan, np.inf, -np.inf):
         for name in ("theta/kernel", "normaliser/mean"):
@@ -204,7 +204,7 @@ def wrong_arrays() -> Iterator[tuple[str, bytes]]:
 
 
 def bad_headers(texts: dict[str, str]) -> dict[str, list[tuple[str, bytes]]]:
-    """Return arrays files whose header, or content, lies, by kind."""
+    """Return files of arrays with a false header or content, by kind."""
     return {
         "fields": [*lying_fields(texts)],
         "layouts": [*lying_layouts()],
@@ -215,7 +215,7 @@ def bad_headers(texts: dict[str, str]) -> dict[str, list[tuple[str, bytes]]]:
 
 
 def bad_manifests(texts: dict[str, str]) -> Iterator[tuple[str, Attack]]:
-    """Manifests with right hashes and wrong content."""
+    """Yield manifests with right hashes and wrong content."""
 
     def setting(*keys: str, value: Any) -> Attack:
         def change(manifest: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ def bad_manifests(texts: dict[str, str]) -> Iterator[tuple[str, Attack]]:
 
 
 def bad_json(good: bytes) -> dict[str, bytes]:
-    """Files that are not the strict JSON we write."""
+    """Return files that are not the strict JSON we write."""
     inner = good.strip()[1:-1]
     return {
         "twice": b"{" + inner + b"," + inner + b"}", "bom": b"\xef\xbb\xbf" + good,
@@ -261,14 +261,14 @@ def bad_json(good: bytes) -> dict[str, bytes]:
 
 
 def sparse(path: Path, name: str, consistent: bool = False) -> None:
-    """A file of 8 GB that takes no space, with a manifest that may agree."""
+    """Make a file of 8 GB that takes no space, with a manifest that agrees if `consistent`."""
     os.truncate(path / name, 1 << 33)
     if consistent:
         forge(path, lambda manifest: manifest["files"][name].update(size=1 << 33))
 
 
 def bad_files() -> Iterator[tuple[str, Attack]]:
-    """Things of the file system where plain files should be."""
+    """Yield attacks with links, pipes and the like instead of plain files."""
 
     def swap(path: Path, name: str, make: Callable[[Path, Path], Any]) -> None:
         target = path.parent / f"outside-{name}"
@@ -279,12 +279,12 @@ def bad_files() -> Iterator[tuple[str, Attack]]:
         for label, make in ODD.items():
             yield f"{name} is {label}", lambda path, name=name, make=make: swap(path, name, make)
         yield f"{name} of 8 GB", lambda path, name=name: sparse(path, name)
-    yield "8 GB of arrays as told", lambda path: sparse(path, "arrays.safetensors", consistent=True)
-    yield "8 GB of state as told", lambda path: sparse(path, "state.json", consistent=True)
+    yield "8 GB of arrays as declared", lambda path: sparse(path, "arrays.safetensors", consistent=True)
+    yield "8 GB of state as declared", lambda path: sparse(path, "state.json", consistent=True)
 
 
 def bad_directories() -> Iterator[tuple[str, Attack]]:
-    """Things of the file system where the checkpoint should be, or beside its files."""
+    """Yield attacks with links, pipes and the like instead of the checkpoint, or beside its files."""
 
     def replace(path: Path, make: Callable[[Path, Path], Any]) -> None:
         path.rename(path.parent / "moved")
@@ -300,7 +300,7 @@ def bad_directories() -> Iterator[tuple[str, Attack]]:
 
 
 def bad_contents(raw: dict[str, bytes]) -> Iterator[tuple[str, Attack]]:
-    """Payloads in the place of each file, of the header, and after the arrays."""
+    """Yield payloads instead of each file, instead of the header, and after the arrays."""
     for name, data in raw.items():
         behind = with_header(good_header()) + data + b"x"
         yield f"{name} for arrays", lambda path, data=data: forge(path, arrays=data)
@@ -311,7 +311,7 @@ def bad_contents(raw: dict[str, bytes]) -> Iterator[tuple[str, Attack]]:
 
 
 def bad_texts() -> Iterator[tuple[str, Attack]]:
-    """States and manifests that are not strict JSON."""
+    """Yield states and manifests that are not strict JSON."""
 
     def spoil_manifest(path: Path, label: str) -> None:
         (path / "manifest.json").write_bytes(bad_json((path / "manifest.json").read_bytes())[label])
@@ -334,7 +334,7 @@ def attacks(root: Path) -> dict[str, list[tuple[str, Attack]]]:
         **forged,
         "manifests": [*bad_manifests(texts)],
         "texts": [*bad_texts()],
-        "places": [*bad_files()],
+        "files": [*bad_files()],
         "directories": [*bad_directories()],
     }
 
@@ -343,7 +343,7 @@ T = TypeVar("T")
 
 
 def evenly(items: list[T], number: int | None) -> list[T]:
-    """Return so many of them at even distances, or all."""
+    """Return `number` of the items at even distances, or all of them."""
     if number is None or number >= len(items):
         return items
     return [items[i * len(items) // number] for i in range(number)]
@@ -354,7 +354,7 @@ KINDS = ("flip", "flip", "flips", "truncate", "zeros", "append", "insert", "cut"
 
 
 def corrupt(rng: np.random.Generator, path: Path, other: Path) -> str:
-    """Have one accident happen to the checkpoint `path`, whose neighbour is `other`; return which."""
+    """Damage the checkpoint `path`, whose neighbour is `other`, by one accident; return which."""
     name = NAMES[rng.integers(3)]
     file, data = path / name, bytearray((path / name).read_bytes())
     begin, end = sorted(rng.integers(len(data) + 1, size=2))
@@ -381,8 +381,8 @@ def corrupt(rng: np.random.Generator, path: Path, other: Path) -> str:
 def damage(rng: np.random.Generator, kind: str, data: bytearray, begin: int, end: int) -> None:
     """Change the bytes of one file."""
     if kind in ("flip", "flips"):
-        for place in rng.integers(len(data), size=1 if kind == "flip" else 9):
-            data[place] ^= 1 << rng.integers(8)
+        for index in rng.integers(len(data), size=1 if kind == "flip" else 9):
+            data[index] ^= 1 << rng.integers(8)
     elif kind == "truncate":
         del data[begin:]
     elif kind == "zeros":

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpi.errors import FileError
+from gpi.files import ArraySpec
 from gpi.rundir.checkpoint import load
 
 HARMLESS = {"os.scandir", "builtins.id"}
@@ -37,7 +38,7 @@ class Watch:
 
 
 def attempt(path: Path, specs: dict[str, Any]) -> str:
-    """Return what the loader says."""
+    """Return the loader's message."""
     try:
         load(path, specs, finite=True)
         return "LOADED"
@@ -54,7 +55,7 @@ def limit_memory(room: int) -> None:
 
 
 def main(root: Path, specs: dict[str, Any], number: int, room: int) -> None:
-    # Whatever is imported late is imported now.
+    # Import everything now that would be imported late.
     outcomes = [attempt(root / name / "ckpt-000000512", specs) for name in ("good", "bad")]
     if room:
         limit_memory(room)
@@ -66,7 +67,7 @@ def main(root: Path, specs: dict[str, Any], number: int, room: int) -> None:
         watch.current = None
         outcomes.append(outcome)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
-    watch.current = Path("control")  # the hook sees this, or it sees nothing
+    watch.current = Path("control")  # if the hook misses this, it sees nothing
     open("/dev/null").close()
     watch.current = None
     print(json.dumps({"outcomes": outcomes, "events": watch.events, "grown_kb": grown, "jax": "jax" in sys.modules,
@@ -74,5 +75,5 @@ def main(root: Path, specs: dict[str, Any], number: int, room: int) -> None:
 
 
 if __name__ == "__main__":
-    expected = {name: (tuple(shape), np.dtype(dtype)) for name, shape, dtype in json.loads(sys.argv[2])}
+    expected = {name: ArraySpec(tuple(shape), np.dtype(dtype)) for name, shape, dtype in json.loads(sys.argv[2])}
     main(Path(sys.argv[1]), expected, int(sys.argv[3]), int(sys.argv[4]))

@@ -1,7 +1,7 @@
 """Probe environments: tiny tasks in pure JAX whose optimal values and policies are known.
 
 Each isolates one thing that an agent can get wrong, and all of them behave as EnvPool does: the step after an end
-discards its action and returns a first observation, with a reward of NaN so that whatever forgets to mask it fails.
+ignores its action, returns a first observation, and is not valid.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from gpi.envs.pool import Spec, Step
+from gpi.envs.pool import HostPool, Spec, Step
+from gpi.envs.replay import Position
 
 # Observations and actions of all probes have one entry; rules see them without that axis, [N].
 Array = jax.Array
 
 
 class Rules(NamedTuple):
-    """One probe: its dynamics, and what is optimal in it."""
+    """One probe: its dynamics, and its optimal values and actions."""
 
     first: Callable[[Array], Array]
     """First observation, from a key."""
@@ -50,8 +52,8 @@ def _same(obs: Array) -> Array:
 
 
 PROBES: dict[str, Rules] = {
-    # Reward 1 for ever, only cut by a time limit: value 1/(1-γ) if truncation is bootstrapped, less if it is taken
-    # for an end.
+    # Reward 1 in every step, cut off only by a time limit: value 1/(1-γ) if truncation is bootstrapped, less if it is
+    # taken for an end.
     "time-limit": Rules(
         first=lambda key: jnp.ones((), jnp.float32),
         reward=lambda obs, action: jnp.ones_like(obs),
@@ -103,7 +105,7 @@ PROBES: dict[str, Rules] = {
 
 
 class ProbeState(NamedTuple):
-    """The handle of a `Probe`: all that its environments remember."""
+    """The handle of a `Probe`: the whole state of its environments."""
 
     key: Array
     """[N] keys"""
@@ -116,9 +118,7 @@ class ProbeState(NamedTuple):
 
 
 class Probe:
-    """A `Pool` of N environments that follow `PROBES[name]`."""
-
-    compiled = True
+    """A `CompiledPool` of N environments that follow `PROBES[name]`."""
 
     def __init__(self, name: str, num_envs: int, seed: int = 0, horizon: int | None = None):
         """Environment i depends on `seed` and i only; `horizon` replaces that of the rules."""
@@ -130,12 +130,12 @@ class Probe:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(num_envs, dtype=jnp.uint32))
         self.handle = ProbeState(*self._begin(keys), done=jnp.zeros(num_envs, bool))
 
-    def reset(self, handle: ProbeState) -> tuple[ProbeState, Array]:
+    def reset(self, handle: ProbeState) -> tuple[ProbeState, np.ndarray]:
         """Start a new episode in every environment."""
         handle = ProbeState(*self._begin(handle.key), done=jnp.zeros(self.num_envs, bool))
-        return handle, handle.obs[:, None]
+        return handle, np.asarray(handle.obs)[:, None]
 
-    def step(self, handle: ProbeState, action: Array) -> tuple[ProbeState, Step]:
+    def step(self, handle: ProbeState, action: Array) -> tuple[ProbeState, Step[Array]]:
         """Step every environment with action [N, 1], clipped to [-1, 1]."""
         reset = handle.done
         key, start, first = self._begin(handle.key)
@@ -145,25 +145,34 @@ class Probe:
         done = time == self.rules.horizon
         step = Step(
             obs=obs[:, None],
-            reward=jnp.where(reset, jnp.nan, reward),
+            reward=jnp.where(reset, 0.0, reward),
             terminated=done & self.rules.terminates,
             truncated=done & (not self.rules.terminates),
+            valid=~reset,
         )
         return ProbeState(key, time, obs, done), step
 
+    def seek(self, position: Position) -> tuple[ProbeState, np.ndarray, np.ndarray]:
+        """Raise: probes cannot be replayed."""
+        raise NotImplementedError
+
+    def on_host(self) -> HostPool:
+        """Raise: probes cannot be stepped on the host."""
+        raise NotImplementedError
+
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     def optimal_value(self, obs: Array, gamma: float) -> Array:
-        """Optimal value [N] of observations [N, 1]."""
+        """Return the optimal values [N] of observations [N, 1]."""
         return self.rules.optimal_value(obs[:, 0], gamma)
 
     def optimal_action(self, obs: Array) -> Array | None:
-        """Optimal action [N, 1] at observations [N, 1]; None where actions do not matter."""
+        """Return the optimal actions [N, 1] at observations [N, 1]; None where actions do not matter."""
         best = self.rules.optimal_action
         return None if best is None else best(obs[:, 0])[:, None]
 
     def _begin(self, key: Array) -> tuple[Array, Array, Array]:
-        """Fresh keys, time zero and first observations."""
+        """Return fresh keys, time zero and first observations."""
         following, draw = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
         return following, jnp.zeros(self.num_envs, jnp.int32), jax.vmap(self.rules.first)(draw)

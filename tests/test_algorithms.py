@@ -1,6 +1,6 @@
 """By construction: on-policy is the textbook algorithm, rho = 1 is GAE, zero-padded nu changes nothing."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,11 @@ from agents import (
     draw_rollout,
     empty,
     estimate,
+    estimate_of,
     flat,
     hyper,
     improve,
+    log_pi_of,
     new_agent,
     on_policy_sample,
     prior_of,
@@ -30,51 +32,52 @@ from agents import (
 from compiling import fast_jit
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import algorithms, objectives, solvers
-from gpi.core import normaliser as normalize
+from gpi.core import normaliser, objectives, rules, solvers
 from gpi.core.advantage import degenerate, standardise, vtrace
-from gpi.core.algorithms import Agent, Static
+from gpi.core.agent import Agent, Static
+from gpi.core.categorical import Categorical
+from gpi.core.gaussian import Gaussian, GaussianTheta
 from gpi.core.plan import ALGORITHMS, on_policy, plan, reuse
-from gpi.core.policy import Categorical, Gaussian, distribution, entropy, kl, log_prob, value
 from gpi.core.sample import Rollout, Sample, mean, weights
 
 # --- the six algorithms -------------------------------------------------------------------------------------------
 
 
 def test_six_algorithms_are_three_rules_by_two_plans():
-    assert {rule for rule, _ in ALGORITHMS.values()} == {"ppo", "trpo", "vmpo"}
-    assert len({(rule, generalized) for rule, generalized in ALGORITHMS.values()}) == len(ALGORITHMS) == 6
-    assert plan("trpo", 2, 1024, 0.2, 0.5) == on_policy(2, 1024, 0.2)
+    assert {algorithm.rule for algorithm in ALGORITHMS.values()} == {"ppo", "trpo", "vmpo"}
+    assert {algorithm.plan for algorithm in ALGORITHMS.values()} == {"on_policy", "reuse"}
+    assert len(set(ALGORITHMS.values())) == len(ALGORITHMS) == 6
+    assert plan("trpo", 2, 1024, 0.2, 0.5) == on_policy(2, 1024, 0.2, 0.5)
     generalized = plan("getrpo", 2, 1024, 0.2, 1.0)
     assert generalized == reuse(2, 1024, 0.2, 1.0)
     assert generalized.steps == 1024 and generalized.eps == pytest.approx(0.1) and len(generalized.nu) == 4
-    assert reuse(1, 1024, 0.2, 0.5) == on_policy(1, 1024, 0.2), "B = 1 is on-policy for every kappa"
+    assert reuse(1, 1024, 0.2, 0.5) == on_policy(1, 1024, 0.2, 0.5), "B = 1 is on-policy for every kappa"
 
 
 # --- on-policy is the textbook ------------------------------------------------------------------------------------
 
 
 def test_on_policy_sample_has_unit_ratios_and_weights():
-    """Ratios are 1 to the last bit, and so by the programs of training."""
+    """Ratios are exactly 1, as the programs of training compute them."""
     agent = new_agent(0)
     rollout, logp = jax.jit(prior_of)(agent.policy.params, 0, 0.0)
     buffer = pushed(empty(rollout, 1), rollout, logp)
-    s = jax.jit(algorithms.estimate)(agent.policy.params, agent.value.params, buffer, hyper((1.0,)))
+    s = jax.jit(estimate_of)(agent.policy.params, agent.value.params, buffer, hyper((1.0,)))
     np.testing.assert_array_equal(s.rho, 1.0)
     np.testing.assert_allclose(s.weight, 1.0, rtol=1e-6)
 
 
 def test_nu_1_is_textbook_ppo():
-    """A plain PPO, written here without weights, ratios to older policies or our solver, makes the same parameters."""
+    """A plain PPO, written here without weights, ratios to older policies or our solver, gives the same parameters."""
     agent = new_agent(1)
     s = on_policy_sample(agent)
     static = Static("ppo", epochs=3, minibatches=4)
     key = jax.random.key(7)
-    ours, _ = fast_jit(algorithms.improve_ppo, static_argnums=4)(agent, s, key, hyper((1.0,)), static)
+    ours = fast_jit(lambda a, s, key, h: rules.clipped_ascent(a, s, key, h, static).agent)(agent, s, key, hyper((1.0,)))
 
     def ppo_loss(theta: Any, obs: Any, action: Any, old: Any, adv: Any) -> jax.Array:
         adv = (adv - adv.mean()) / (adv.std() + 1e-8)
-        ratio = jnp.exp(log_prob(distribution(theta, obs), action) - old)
+        ratio = jnp.exp(theta.distribution(obs).log_prob(action) - old)
         return -jnp.minimum(ratio * adv, jnp.clip(ratio, 1 - EPS, 1 + EPS) * adv).mean()
 
     policy_adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-4, eps=1e-7))
@@ -84,7 +87,7 @@ def test_nu_1_is_textbook_ppo():
     def textbook_step(theta: Any, phi: Any, policy_state: Any, value_state: Any, rows: Any) -> Any:
         obs, target = s.obs[rows], s.target[rows]
         g = jax.grad(ppo_loss)(theta, obs, s.action[rows], s.logp_i[rows], s.adv[rows])
-        h = jax.grad(lambda phi: 0.5 * jnp.mean((target - value(phi, obs)) ** 2))(phi)
+        h = jax.grad(lambda phi: 0.5 * jnp.mean((target - phi.value(obs)) ** 2))(phi)
         with jax.numpy_dtype_promotion("standard"):  # optax needs it
             update, policy_state = policy_adam.update(g, policy_state)
             theta = optax.apply_updates(theta, update)
@@ -92,7 +95,7 @@ def test_nu_1_is_textbook_ppo():
             phi = optax.apply_updates(phi, update)
         return theta, phi, policy_state, value_state
 
-    theta, phi = agent.policy.params, agent.value.params
+    theta, phi = cast(Any, (agent.policy.params, agent.value.params))
     carry = theta, phi, policy_adam.init(theta), value_adam.init(phi)
     shuffle = fast_jit(solvers.shuffle, static_argnums=1)
     for epoch_key in jax.random.split(key, 3):
@@ -105,10 +108,10 @@ def test_nu_1_is_textbook_ppo():
 
 
 def natural_textbook(agent: Agent, s: Sample, g: np.ndarray, delta: float) -> np.ndarray:
-    """The full natural-gradient step with an explicit Fisher matrix and a direct solver."""
+    """Return the full natural-gradient step, by an explicit Fisher matrix and a direct solver."""
     x, unravel = ravel_pytree(agent.policy.params)
-    pi_k = distribution(agent.policy.params, s.obs)
-    curvature = fast_jit(jax.hessian(lambda x: kl(pi_k, distribution(unravel(x), s.obs)).mean()))
+    pi_k = agent.policy.params.distribution(s.obs)
+    curvature = fast_jit(jax.hessian(lambda x: pi_k.kl(unravel(x).distribution(s.obs)).mean()))
     F = np.asarray(curvature(x), np.float64)
     F += 0.01 * np.eye(len(F))
     v = np.linalg.solve(F, g)
@@ -126,18 +129,17 @@ def test_nu_1_is_textbook_trpo_and_vmpo(rule: Any):
 
     def likelihood(theta: Any) -> jax.Array:
         # The gradients of E[ratio A] and of E[log pi A] agree at pi_k.
-        return jnp.mean(log_prob(distribution(theta, s.obs), s.action) * jnp.asarray(factor, jnp.float32))
+        return jnp.mean(theta.distribution(s.obs).log_prob(s.action) * jnp.asarray(factor, jnp.float32))
 
     step = natural_textbook(agent, s, flat(fast_jit(jax.grad(likelihood))(agent.policy.params)), delta)
-    improve_natural = fast_jit(algorithms.improve_natural, static_argnums=4)
-    ours, fraction = improve_natural(agent, s, jax.random.key(0), hyper((1.0,)), Static(rule, 1, 4))
+    ours, measured = improve(agent, s, jax.random.key(0), hyper((1.0,)), Static(rule, 1, 4))
     moved = flat(ours.policy.params) - flat(agent.policy.params)
-    assert fraction > 0
-    np.testing.assert_allclose(moved, float(fraction) * step, atol=5e-3 * np.abs(step).max())
+    assert measured.fraction > 0
+    np.testing.assert_allclose(moved, float(measured.fraction) * step, atol=5e-3 * np.abs(step).max())
 
 
 def textbook_target(adv: np.ndarray, delta: float) -> np.ndarray:
-    """VMPO's target weights by a general minimiser of the dual."""
+    """Return VMPO's target weights, by a general minimiser of the dual."""
 
     def dual(log_lam: float) -> float:
         lam = np.exp(log_lam)
@@ -174,12 +176,13 @@ def gae_by_definition(reward, v, v_next, terminated, done, gamma, lam):
 
 def test_rho_1_makes_vtrace_gae():
     rng = np.random.default_rng(1)
-    reward, v, v_next = rng.standard_normal((3, 64))
-    done = rng.random(64) < 0.1
-    terminated = done & (rng.random(64) < 0.5)
-    fields = (np.zeros((64, 1)), np.zeros((64, 1)), reward, np.zeros((64, 1)), terminated, done, np.ones(64, bool))
+    reward, v, v_next = rng.standard_normal((3, 64, 1))
+    done = rng.random((64, 1)) < 0.1
+    terminated = done & (rng.random((64, 1)) < 0.5)
+    none = np.zeros((64, 1, 1))
+    fields = (none, none, reward, none, terminated, done, np.ones((64, 1), bool))
     rollout = Rollout(*(jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else jnp.asarray(x) for x in fields))
-    v32, next32, rho = (jnp.asarray(x, jnp.float32) for x in (v, v_next, np.ones(64)))
+    v32, next32, rho = (jnp.asarray(x, jnp.float32) for x in (v, v_next, np.ones((64, 1))))
     adv, target = fast_jit(vtrace)(rollout, v32, next32, rho, jnp.float32(0.995), jnp.float32(0.97))
     expected = gae_by_definition(reward, v, v_next, terminated, done, 0.995, 0.97)
     np.testing.assert_allclose(adv, expected, rtol=2e-5, atol=2e-5)
@@ -213,12 +216,12 @@ def test_weights_are_nu_over_the_policies_that_exist(filled: int):
 
 @fast_jit
 def gradients_of(agent: Agent, s: Sample) -> tuple[Any, Any]:
-    """Of the clipped surrogate and of the value's loss."""
+    """Return the gradients of the clipped surrogate and of the value loss."""
 
     def clipped(theta: Any) -> jax.Array:
-        return objectives.clipped_surrogate(algorithms.log_pi(theta, s), algorithms.standardised(s), jnp.float32(0.1))
+        return objectives.clipped_surrogate(log_pi_of(theta, s), rules.standardised(s), jnp.float32(0.1))
 
-    return jax.grad(clipped)(agent.policy.params), jax.grad(algorithms.value_loss)(agent.value.params, s)
+    return jax.grad(clipped)(agent.policy.params), jax.grad(rules.value_loss)(agent.value.params, s)
 
 
 @pytest.mark.parametrize("rule", ["trpo", "vmpo"])
@@ -272,12 +275,12 @@ def test_kl_is_the_forward_divergence_of_its_arguments(kind: str):
     ]
     logp = [np.asarray(probability(d, action)) for d in wide]
     sampled = float(np.mean(logp[0] - logp[1], dtype=np.float64))
-    forward, reverse, none = (float(fast_jit(kl)(*pair)[0]) for pair in ((p, q), (q, p), (p, p)))
+    forward, reverse, none = (float(fast_jit(lambda p, q: p.kl(q))(*pair)[0]) for pair in ((p, q), (q, p), (p, p)))
     assert forward == pytest.approx(sampled, rel=0.02)
     assert abs(forward - reverse) > 0.03, "the case must tell the directions apart"
     assert none == pytest.approx(0.0, abs=1e-6)
     h = -float(np.mean(logp[0], dtype=np.float64))
-    assert float(fast_jit(entropy)(p)[0]) == pytest.approx(h, rel=0.02)
+    assert float(fast_jit(lambda p: p.entropy())(p)[0]) == pytest.approx(h, rel=0.02)
 
 
 # --- the line search ----------------------------------------------------------------------------------------------
@@ -320,7 +323,7 @@ def test_learning_rate_falls_only_when_the_trust_region_is_left():
 # --- degenerate data ----------------------------------------------------------------------------------------------
 
 
-def test_advantages_that_do_not_differ_are_told_from_those_that_do():
+def test_equal_advantages_are_recognised_as_degenerate():
     alike = fast_jit(degenerate)
     ones, noise = np.ones(1000, np.float32), np.asarray(jax.random.normal(jax.random.key(0), (1000,), jnp.float32))
     for adv in (0.0 * ones, 5.0 * ones, 1e-12 * noise, 5.0 + 1e-7 * noise):
@@ -348,7 +351,7 @@ def test_without_any_advantage_the_policy_is_kept_bit_for_bit(rule: Any):
 @pytest.mark.parametrize("rule", ["ppo", "trpo", "vmpo"])
 def test_a_collapsed_standard_deviation_stays_at_its_floor_and_finite(rule: Any):
     sound = new_agent(4)
-    theta = sound.policy.params._replace(log_std=jnp.full(A, -60.0, jnp.float32))
+    theta = cast(GaussianTheta, sound.policy.params)._replace(log_std=jnp.full(A, -60.0, jnp.float32))
     agent = sound._replace(policy=sound.policy._replace(params=theta))
     s = estimate(theta, agent.value.params, buffer_of(sound, 1, 1), hyper((1.0,)))
     new, m = improve(agent, s, jax.random.key(0), hyper((1.0,)), Static(rule, 2, 4))
@@ -357,15 +360,15 @@ def test_a_collapsed_standard_deviation_stays_at_its_floor_and_finite(rule: Any)
         assert float(new.policy.params.log_std.min()) == pytest.approx(np.log(1e-3))
 
 
-def test_what_never_varied_is_not_scaled_and_the_first_reward_is_not_blown_up(x64: None):
+def test_a_quantity_that_never_varied_is_not_scaled(x64: None):
     rollout, _ = draw_rollout(jax.random.key(0), new_agent(0).policy.params)
     obs = np.where(np.arange(O) == 0, np.float32(7.0), rollout.obs)
     still = rollout._replace(obs=jnp.asarray(obs), reward=jnp.zeros_like(rollout.reward))
-    normaliser = normalize.init_normaliser(O)
-    update = fast_jit(normalize.update)
+    stats = normaliser.init_normaliser(O)
+    update = fast_jit(normaliser.update)
     for _ in range(3):
-        normaliser = update(normaliser, still, jnp.float32(0.995))
-    seen = fast_jit(normalize.normalise)(normaliser, still._replace(reward=jnp.ones_like(still.reward)))
+        stats = update(stats, still, jnp.float32(0.995), jnp.bool_(False))
+    seen = fast_jit(normaliser.normalise)(stats, still._replace(reward=jnp.ones_like(still.reward)))
     np.testing.assert_array_equal(seen.obs[..., 0], 0.0)
-    assert float(fast_jit(normalize.lens)(normaliser.obs).scale[0]) == 1.0
+    assert float(fast_jit(normaliser.scaling_of)(stats.obs).scale[0]) == 1.0
     np.testing.assert_array_equal(seen.reward, 1.0)  # no reward has varied yet: its scale is 1, not 1e8

@@ -32,7 +32,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "bound_vs_age.py"
 
 
 def random_mdp(rng: np.random.Generator) -> MDP:
-    """From nearly deterministic to nearly uniform, from one-step to long horizons."""
+    """Return an MDP, from nearly deterministic to nearly uniform, from one-step to long horizons."""
     S, A = rng.integers(1, 7), rng.integers(1, 5)
     spread = rng.choice([0.1, 1.0, 10.0])
     r = rng.normal(size=(S, A)) * rng.choice([0.01, 1.0, 100.0])
@@ -73,7 +73,7 @@ def cases(number: int = CASES):
 
 
 def no_less(left: float, right: float, mdp: MDP) -> bool:
-    """left >= right, up to the rounding of sums that are as large as the rewards over a horizon squared."""
+    """Return whether left >= right, up to the rounding of sums as large as the rewards over a horizon squared."""
     return left >= right - 1e-12 * (1 + np.abs(mdp.r).max()) / (1 - mdp.gamma) ** 2
 
 
@@ -83,7 +83,7 @@ def small_mdp():
 
 
 def straight_path(mdp: MDP, M: int, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Policies that move mass from action 0 to action 1 by the same TV in every state: eq (6) with equality."""
+    """Return policies that move mass from action 0 to 1 by the same TV in every state: eq (6) with equality."""
     S, A = mdp.r.shape
     move = np.zeros((S, A))
     move[:, 0], move[:, 1] = -1, 1
@@ -164,7 +164,7 @@ def test_theorem_2_holds(number: int):
 
 
 def test_no_smaller_penalty_would_do():
-    """Where the new policy goes, it does as badly as it does well at the start: eq (1) is tight."""
+    """In the states where the new policy leads, it loses as much as it gains at the start: eq (1) is tight."""
     p = np.array([[[1, 0], [0, 1]], [[0, 1], [0, 1]]], dtype=float)
     mdp = MDP(p, np.array([[0.0, 1.0], [0.0, -1.0]]), np.array([1.0, 0.0]), 0.9)
     stay, leave = np.array([[1.0, 0.0]] * 2), np.array([[0.999, 0.001]] * 2)

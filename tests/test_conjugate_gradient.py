@@ -74,7 +74,7 @@ def tiny_and_huge(rng: np.random.Generator) -> Systems:
 
 
 def not_finite(rng: np.random.Generator) -> Systems:
-    """NaN or infinity in one place of F or g."""
+    """NaN or infinity in one entry of F or g."""
     s = systems(rng, conditioned(rng))
     row, i, j = np.arange(ROWS), rng.integers(0, 2, ROWS), rng.integers(0, 2, ROWS)
     odd, in_F = rng.choice([np.nan, np.inf, -np.inf], ROWS), rng.random(ROWS) < 0.5
@@ -85,7 +85,7 @@ def not_finite(rng: np.random.Generator) -> Systems:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemFamily(Family):
-    """A family of systems, and what is known of its answers beforehand."""
+    """A family of systems, and the known properties of its answers."""
 
     answer: Literal["start", "better", "solved", "exact"]
     """Zero, the only good iterate; no worse than zero; F v = g; or F v = g that a direct solver confirms."""
@@ -108,7 +108,7 @@ SYSTEMS = {
 RISE = 1e-6  # of the sum of the model's terms without their signs: eight times float32's eps
 RESIDUAL = 5e-5  # of |g|: CG stops at 1e-5, the root of CG_TOLERANCE, of a residual that drifts from the true one
 ERROR = 1e-4  # of |v|: the residual times a condition number of ten, which random directions do not attain
-MOVING = 0.3  # of the rows at least leave zero: else the family tests little
+MOVING = 0.3  # of the rows at least must leave zero, or the family tests little
 
 
 CONJUGATE = jax.jit(jax.vmap(lambda F, g: solvers.conjugate_gradient(lambda p: F @ p, g)))
@@ -147,7 +147,7 @@ def test_conjugate_gradient(family: str):
         ((1.0, -1.0), (1.0, 1.0), (0.0, 0.0)),  # none along g
         ((1.0, -1.0 + 2.0**-20), (1e14, 1e14), (0.0, 0.0)),  # finite, but its residual squared is not
         ((1e-30, 1e-30), (1e10, 0.0), (0.0, 0.0)),  # its residual is, but it is not
-        ((4.0, 0.5), (1e-10, 1e-10), (0.25e-10, 2e-10)),  # small, and solved all the same
+        ((4.0, 0.5), (1e-10, 1e-10), (0.25e-10, 2e-10)),  # small, and still solved
     ],
 )
 def test_conjugate_gradient_keeps_the_last_good_iterate(diagonal: Any, g: Any, expected: Any):

@@ -1,4 +1,4 @@
-"""The 28 tasks against dm_control itself, EnvPool's contract as training relies on it, and the seeds."""
+"""The 28 tasks against dm_control itself, the properties of EnvPool that training relies on, and the seeds."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ import pytest
 from probes import PROBES, Probe
 from scipy.spatial.transform import Rotation
 
-from gpi.envs import dmc, envpool
-from gpi.envs.pool import Pool, Step
+from gpi.core.sample import Rollout
+from gpi.envs import dmc, envpool, replay
+from gpi.envs.pool import CompiledPool, Step
 from gpi.envs.seeds import MAX_ENVS, MAX_SEED, env_seeds
 from gpi.errors import UsageError
 
 ALGORITHMS = ("ppo", "trpo", "vmpo", "geppo", "getrpo", "gevmpo")
 SEEDS = (7, 11)
 Observation = dict[str, np.ndarray]
-Make = Callable[..., envpool.NativePool]
+Make = Callable[..., envpool.EnvPool]
 
 each_task = pytest.mark.parametrize("task", dmc.TASKS)
 each_probe = pytest.mark.parametrize("name", PROBES)
@@ -41,9 +42,9 @@ def x64() -> Iterator[None]:
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    pools: list[envpool.NativePool] = []
+    pools: list[envpool.EnvPool] = []
 
-    def make(task: str, seeds: tuple[int, ...] = SEEDS, num_threads: int = 1) -> envpool.NativePool:
+    def make(task: str, seeds: tuple[int, ...] = SEEDS, num_threads: int = 1) -> envpool.EnvPool:
         pools.append(dmc.make(task, seeds, num_threads))
         return pools[-1]
 
@@ -52,13 +53,13 @@ def make() -> Iterator[Make]:
         pool.close()
 
 
-def run(pool: Pool, handle: Any, actions: np.ndarray | jax.Array) -> tuple[Any, Step]:
+def run(pool: CompiledPool, handle: Any, actions: np.ndarray | jax.Array) -> tuple[Any, Step[np.ndarray]]:
     """Step through `actions` [T, N, A]; the result has the leading axis T, as NumPy arrays."""
     handle, steps = jax.jit(lambda h, a: jax.lax.scan(pool.step, h, a))(handle, actions)
     return handle, jax.device_get(steps)
 
 
-def random_actions(pool: Pool, steps: int, seed: int = 0) -> np.ndarray:
+def random_actions(pool: CompiledPool, steps: int, seed: int = 0) -> np.ndarray:
     shape = (steps, pool.num_envs, pool.spec.action_size)
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
@@ -94,7 +95,7 @@ def test_the_tasks_are_dm_controls_benchmark() -> None:
 
 @each_task
 def test_sizes_are_dm_controls(task: str) -> None:
-    env, spec = load(task), dmc.find(task)
+    env, spec = load(task), dmc.find_spec(task)
     keys, _ = dmc._LAYOUT[task]
     expected = {key: int(np.prod(entry.shape)) for key, entry in env.observation_spec().items()}
     assert list(keys.items()) == list(expected.items())  # and in the same order
@@ -216,7 +217,7 @@ STATE_BEHIND: dict[str, Callable[[Any, Observation], None]] = {
 
 
 def play(env: Any, first: Observation, set_state: Callable, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """dm_control's observations [T + 1, O] and rewards [T] from the state behind `first`."""
+    """Return dm_control's observations [T + 1, O] and rewards [T], from the state behind `first`."""
     env.reset()
     with env.physics.reset_context():
         set_state(env.physics, first)
@@ -229,7 +230,7 @@ def play(env: Any, first: Observation, set_state: Callable, actions: np.ndarray)
 
 
 def turned(env: Any, first: Observation, actions: np.ndarray, observed: np.ndarray) -> Callable:
-    """How to set the state of a fish, whose orientation is not observed.
+    """Return a function that sets the state of a fish, whose orientation is not observed.
 
     A fish starts at rest, and neither gravity nor a floor tells up from down: turned, it moves as before, in turned
     directions. So its velocities, against those of a fish that starts straight, show how it is turned; uprightness and
@@ -249,21 +250,22 @@ class Episode(NamedTuple):
     obs: np.ndarray
     """[N, O]: the same, as the pool gave it"""
     actions: np.ndarray
-    steps: Step
+    steps: Step[np.ndarray]
 
 
 @functools.cache
 def episode(task: str) -> Episode:
     pool = dmc.make(task, SEEDS, num_threads=2)
     seen: Observation = {}
-    reset = pool._env.reset
+    env = pool.on_host().env
+    reset = env.reset
 
     def spy() -> Any:
         obs, info = reset()
         seen.update(obs)
         return obs, info
 
-    pool._env.reset = spy
+    env.reset = spy
     handle, obs = pool.reset(pool.handle)
     actions = random_actions(pool, dmc.HORIZON + 3)
     _, steps = run(pool, handle, actions)
@@ -272,7 +274,7 @@ def episode(task: str) -> Episode:
 
 
 def hidden(task: str) -> Observation:
-    """The positions of a humanoid: only EnvPool's variant with pure state fills that key, from the same seeds."""
+    """Return the positions of a humanoid from the same seeds: only EnvPool's pure-state variant fills that key."""
     if not task.startswith("humanoid"):
         return {}
     import envpool
@@ -301,7 +303,7 @@ def test_observations_and_rewards_are_dm_controls(task: str) -> None:
         np.testing.assert_allclose(e.steps.reward[:20, i], expected_reward, rtol=1e-6, atol=1e-6)
 
 
-# --- What training relies on ------------------------------------------------------------------------------------------
+# --- Properties that training relies on -------------------------------------------------------------------------------
 
 
 @each_task
@@ -311,22 +313,23 @@ def test_episodes_are_truncated_after_1000_steps_and_never_terminate(task: str) 
     ends = np.zeros((dmc.HORIZON + 3, len(SEEDS)), bool)
     ends[dmc.HORIZON - 1] = True
     np.testing.assert_array_equal(e.steps.truncated, ends)
+    np.testing.assert_array_equal(~e.steps.valid[1:], ends[:-1], "the step after an end only begins a new episode")
+    assert e.steps.valid[0].all()
 
 
 @each_task
 def test_steps_are_float32_and_finite(task: str) -> None:
-    e, spec = episode(task), dmc.find(task)
+    e, spec = episode(task), dmc.find_spec(task)
     rows = (dmc.HORIZON + 3, len(SEEDS))
     assert e.obs.shape == (len(SEEDS), spec.observation_size)
     assert e.steps.obs.shape == (*rows, spec.observation_size)
     assert e.steps.reward.shape == e.steps.terminated.shape == e.steps.truncated.shape == rows
     assert e.obs.dtype == e.steps.obs.dtype == e.steps.reward.dtype == np.float32
-    assert e.steps.terminated.dtype == e.steps.truncated.dtype == np.bool_
-    transitions = np.arange(rows[0]) != dmc.HORIZON  # the reward of the reset is whatever memory held
+    assert e.steps.terminated.dtype == e.steps.truncated.dtype == e.steps.valid.dtype == np.bool_
     assert np.isfinite(e.steps.obs).all()
-    assert np.isfinite(e.steps.reward[transitions]).all()
-    assert (e.steps.reward[transitions] >= 0).all()
-    assert (e.steps.reward[transitions] <= 1).all()
+    assert np.isfinite(e.steps.reward).all()
+    assert (e.steps.reward >= 0).all()
+    assert (e.steps.reward <= 1).all()
 
 
 FEW = ("cartpole-swingup", "finger-spin", "humanoid-run")
@@ -361,15 +364,97 @@ def test_a_reset_after_an_end_is_one_reset(make: Make) -> None:
 
 def test_a_reset_waits_for_the_program_that_returned_the_handle(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, events = make("cheetah-run"), []
-    reset = pool._env.reset
+    env = pool.on_host().env
+    reset = env.reset
 
-    class Handle:
+    class Running:
         def block_until_ready(self) -> None:
             events.append("program ended")
 
-    monkeypatch.setattr(pool._env, "reset", lambda: (events.append("reset"), reset())[1])
-    pool.reset(Handle())
+    monkeypatch.setattr(env, "reset", lambda: (events.append("reset"), reset())[1])
+    pool.reset(pool.handle._replace(xla=Running()))
     assert events == ["program ended", "reset"]
+
+
+@pytest.fixture
+def cartpole() -> Iterator[Callable[[], envpool.EnvPool]]:
+    """Yield a function that makes pools whose episodes end at different steps."""
+    pools: list[envpool.EnvPool] = []
+
+    def make() -> envpool.EnvPool:
+        pools.append(envpool.make(None, "CartPole-v1", [1, 2, 3], 1))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def test_the_host_shows_what_the_compiled_program_does(cartpole: Callable[[], envpool.EnvPool]) -> None:
+    """They agree even where a step only began an episode: reward 0, no end, and not valid."""
+    pool, host = cartpole(), cartpole().on_host()
+    actions = np.random.default_rng(0).integers(2, size=(120, 3)).astype(np.int32)
+    handle, first = pool.reset(pool.handle)
+    assert_same_bits(first, host.reset())
+    handle, steps = run(pool, handle, actions)
+    assert_same_bits(steps, jax.tree.map(lambda *x: np.stack(x), *(host.step(action) for action in actions)))
+    ended = steps.terminated | steps.truncated
+    assert ended[:-1].sum() > 9 and not ended[:-1].all(axis=1).any(), "at different steps"
+    np.testing.assert_array_equal(~steps.valid[1:], ended[:-1])
+    assert not steps.reward[~steps.valid].any() and (steps.reward[steps.valid] == 1).all()
+    assert not ended[~steps.valid].any()
+    np.testing.assert_array_equal(handle.ended, ended[-1])
+    ending = pool.handle._replace(xla=handle.xla, ended=np.ones(3, np.bool_))
+    handle, _ = pool.reset(ending)
+    assert pool.step(handle, jnp.asarray(actions[0]))[1].valid.all(), "a reset leaves no end behind"
+
+
+def test_stale_rewards_and_flags_never_leave_the_pool(
+    cartpole: Callable[[], envpool.EnvPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the step after an end, EnvPool returns uninitialised memory."""
+    pool = cartpole()
+    step = pool._xla_step
+
+    def stale(xla: Any, action: jax.Array) -> Any:
+        xla, (obs, reward, terminated, truncated, info) = step(xla, action)
+        return xla, (obs, jnp.full_like(reward, jnp.nan), ~terminated, ~truncated, info)
+
+    monkeypatch.setattr(pool, "_xla_step", stale)
+    handle, _ = pool.reset(pool.handle)
+    _, out = pool.step(handle._replace(ended=np.array([True, False, True])), jnp.zeros(3, jnp.int32))
+    np.testing.assert_array_equal(out.valid, [False, True, False])
+    np.testing.assert_array_equal(out.reward, [0.0, np.nan, 0.0])
+    np.testing.assert_array_equal(out.terminated, [False, True, False])
+    np.testing.assert_array_equal(out.truncated, [False, True, False])
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_seek_knows_which_episodes_have_ended(cartpole: Callable[[], envpool.EnvPool], compiled: bool) -> None:
+    pool, new = cartpole(), cartpole()
+    host, rng = pool.on_host(), np.random.default_rng(0)
+    obs = host.reset()
+    position = replay.position_after_reset(replay.first_position(host), obs)
+    while not host.ended.any():
+        action = rng.integers(2, size=3).astype(np.int32)
+        out = host.step(action)
+        row = [x[None, None] for x in (obs, action, out.reward, out.obs, out.terminated, host.ended, out.valid)]
+        position = replay.position_after_batch(position, Rollout(*row), keep=True)  # type: ignore[arg-type]
+        obs = out.obs
+    assert not host.ended.all()
+    actions = rng.integers(2, size=(40, 3)).astype(np.int32)
+    expected = jax.tree.map(lambda *x: np.stack(x), *(host.step(action) for action in actions))
+    if compiled:
+        handle, shown, digest = new.seek(position)
+        _, steps = run(new, handle, actions)
+    else:
+        other = new.on_host()
+        shown, digest = other.seek(position)
+        steps = jax.tree.map(lambda *x: np.stack(x), *(other.step(action) for action in actions))
+    assert_same_bits(shown, obs)
+    np.testing.assert_array_equal(digest, position.digest)
+    assert not steps.valid[0].all()
+    assert_same_bits(steps, expected)
 
 
 def test_equal_seeds_give_equal_bits_whatever_the_threads(make: Make) -> None:
@@ -415,13 +500,15 @@ def test_probes_follow_the_same_rules(name: str) -> None:
     )
     np.testing.assert_array_equal(done, np.repeat(ends[:, None], 3, axis=1))
     assert not never.any()
-    np.testing.assert_array_equal(np.isnan(steps.reward), np.repeat(resets[:, None], 3, axis=1))
+    np.testing.assert_array_equal(~steps.valid, np.repeat(resets[:, None], 3, axis=1))
+    assert (steps.reward[resets] == 0).all()
 
 
 @each_probe
 def test_optimal_values_of_probes_are_what_optimal_actions_earn(name: str) -> None:
     gamma, pool = 0.8, Probe(name, num_envs=5)
-    handle, obs = pool.reset(pool.handle)
+    handle, first = pool.reset(pool.handle)
+    obs = jnp.asarray(first)
     expected = pool.optimal_value(obs, gamma)
     best = pool.optimal_action(obs)  # no observation that matters for actions changes within an episode
     actions = jnp.broadcast_to(jnp.zeros_like(obs) if best is None else best, (pool.rules.horizon, 5, 1))
@@ -432,11 +519,11 @@ def test_optimal_values_of_probes_are_what_optimal_actions_earn(name: str) -> No
     assert expected.dtype == np.float32
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
+# --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_tasks_are_found_by_both_names() -> None:
-    assert dmc.find("cheetah-run") is dmc.find("dmc/cheetah-run") is dmc.TASKS["cheetah-run"]
+    assert dmc.find_spec("cheetah-run") is dmc.find_spec("dmc/cheetah-run") is dmc.TASKS["cheetah-run"]
 
 
 @pytest.mark.parametrize("task", ["cheeta-run", "dmc/cheeta-run", "Cheetah-run", "cheetah_run"])
@@ -449,7 +536,7 @@ def test_an_unknown_task_gets_the_nearest_match(task: str) -> None:
 @pytest.mark.parametrize("task", ["", "dmc/", "Pendulum-v1", "walker-walk\n"])
 def test_any_text_gets_one_line(task: str) -> None:
     with pytest.raises(UsageError) as error:
-        dmc.find(task)
+        dmc.find_spec(task)
     assert_one_line(error.value, repr(task))
 
 
@@ -507,7 +594,7 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_keeps_envpool_from_loading_is_named(
+def test_the_reason_why_envpool_does_not_load_is_named(
     monkeypatch: pytest.MonkeyPatch, problem: ImportError, line: str
 ) -> None:
     class Broken(importlib.abc.MetaPathFinder):
@@ -531,7 +618,7 @@ def test_a_wrong_shape_of_actions_is_refused(make: Make) -> None:
 
 def test_listing_tasks_starts_neither_jax_nor_envpool() -> None:
     program = (
-        "import sys; from gpi.envs import dmc; assert len(dmc.TASKS) == 28 and dmc.find('dmc/walker-run'); "
+        "import sys; from gpi.envs import dmc; assert len(dmc.TASKS) == 28 and dmc.find_spec('dmc/walker-run'); "
         "print(*{name.split('.')[0] for name in sys.modules} & {'jax', 'jaxlib', 'envpool'})"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -567,7 +654,7 @@ def test_agents_of_one_task_and_algorithm_never_share_an_environment() -> None:
 
 
 def test_the_permutation_can_be_undone() -> None:
-    """What can be undone maps no two numbers to one: on this rests that agents cannot share environments."""
+    """A permutation never maps two numbers to one, which is why agents cannot share environments."""
     from gpi.envs import seeds
 
     key = b"key"
@@ -579,8 +666,8 @@ def test_the_permutation_can_be_undone() -> None:
         assert left << 16 | right == value
 
 
-def test_seeds_are_fixed_for_ever() -> None:
-    """They are part of what a run is: were they to change, old runs could not be repeated."""
+def test_seeds_never_change() -> None:
+    """If they changed, old runs could not be repeated."""
     assert env_seeds("dmc/cheetah-run", "geppo", 0, 3) == [1830948410, 1070115008, 1311528032]
     assert env_seeds("dmc/cheetah-run", "geppo", 0, 5)[:3] == env_seeds("dmc/cheetah-run", "geppo", 0, 3)
     assert env_seeds("dmc/cheetah-run", "ppo", 0, 1) != env_seeds("dmc/cheetah-run", "geppo", 0, 1)

@@ -12,7 +12,7 @@ import pytest
 from cases import Family
 
 from gpi.cli import parser
-from gpi.rundir.run import EPISODES, METRICS, TIMING
+from gpi.rundir.tables import EPISODES, METRICS, TIMING
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = [f"({i})" for i in range(1, 20)]
@@ -34,7 +34,7 @@ def pages() -> list[Path]:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The body of the first table in a text, cell by cell."""
+    """Return the body of the first table in a text, cell by cell."""
     lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert lines, "no table"
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[0].splitlines()[2:]]
@@ -45,7 +45,7 @@ def equations() -> list[list[str]]:
 
 
 def find(name: str) -> Any:
-    """The object called `gpi.module.function`, or `gpi.module.Class.attribute`."""
+    """Return the object called `gpi.module.function`, or `gpi.module.Class.attribute`."""
     parts = name.split(".")
     for i in range(len(parts), 0, -1):
         try:
@@ -59,7 +59,7 @@ def find(name: str) -> Any:
 
 
 def cited(doc: str) -> set[str]:
-    """What a docstring cites: `eq (9)-(11)` is three equations, `sqrt(2)` none."""
+    """Return the citations of a docstring: `eq (9)-(11)` is three equations, `sqrt(2)` is not a citation."""
     doc = " ".join(doc.split())
     found = set(re.findall(r"(?:Theorem|Algorithm) \d", doc))
     for first, last in re.findall(r"(?<!\w)\((\d+)\)(?:-\((\d+)\))?", doc):
@@ -126,14 +126,14 @@ def test_commands_in_the_text_are_commands():
     options = {option for verb in action.choices.values() for option in verb._option_string_actions}
     for page in pages():
         if page.name == "CHANGELOG.md":
-            continue  # it tells of options that are gone
+            continue  # it mentions options that are gone
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for code in re.findall(r"`([^`\n]+)`", prose):
             if code.startswith("gpi "):
                 assert code.split()[1] in action.choices, f"{page.name}: {code}"
             if code.startswith(("gpi ", "--")):
                 for option in re.findall(r"(?<![\w-])--[\w-]+", code):
-                    assert option in options, f"{page.name}: {option} is no option"
+                    assert option in options, f"{page.name}: {option} is not an option"
 
 
 @pytest.mark.parametrize("file", TABLES)

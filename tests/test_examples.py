@@ -15,7 +15,10 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", SAYS)
+QUICK = ("quickstart", "own_environment")
+
+
+@pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in SAYS])
 def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     steps = 4000 if name == "callbacks" else 1500

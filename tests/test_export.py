@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,33 +17,27 @@ import pytest
 
 import gpi
 from gpi import export, files, policy_file, standalone
-from gpi.core import normaliser as normalize
-from gpi.core.policy import Categorical, Layer, Theta, distribution
+from gpi.core import normaliser as normalisers
+from gpi.core.categorical import Categorical, CategoricalTheta
+from gpi.core.gaussian import GaussianTheta
+from gpi.core.network import Layer
+from gpi.core.policy import Theta
 from gpi.envs.dmc import TASKS
+from gpi.envs.pool import Spec
 from gpi.errors import DiskError, FileError, GpiError, UsageError
-from gpi.standalone import Policy
+from gpi.standalone import CategoricalPolicy, GaussianPolicy, Policy
 
 COUNT, TOLERANCE = 10_000, 1e-5
 BIG = (67, 64, 64, 21)  # humanoid-run's network
 FAR = {"low": (0.1, -300.0, 1000.0), "high": (0.7, 40.0, 1001.0)}  # bounds of no power of two, and far from zero
 
 
-class Actions(NamedTuple):
-    """What `policy_file.save` needs of a `gpi.envs.pool.Spec`."""
-
-    discrete: bool
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    start: int = 0
-    observation_names: tuple[str, ...] = ()
-
-
 class Trained(NamedTuple):
-    """What training hands over, here random."""
+    """The parts of a trained policy, with random numbers."""
 
     theta: Theta
-    normaliser: normalize.Normaliser
-    actions: Actions
+    normaliser: normalisers.Normaliser
+    spec: Spec
 
 
 def trained(sizes: tuple[int, ...], seed: int = 0, *, discrete: bool = False, **facts: Any) -> Trained:
@@ -60,17 +53,19 @@ def trained(sizes: tuple[int, ...], seed: int = 0, *, discrete: bool = False, **
     count: Any = np.float64(5000.0)
     std: Any = 10.0 ** rng.uniform(-3, 2, sizes[0])
     mean: Any = rng.normal(0.0, 10.0, sizes[0])
-    obs, returns = normalize.Stats(count, mean, std**2 * (count - 1)), normalize.Stats(count, count, count)
+    obs, returns = normalisers.Stats(count, mean, std**2 * (count - 1)), normalisers.Stats(count, count, count)
     log_std = None if discrete else draw(sizes[-1]) * np.float32(0.3) - np.float32(1.0)
     if not discrete:
         facts = {"low": (-1.0,) * sizes[-1], "high": (1.0,) * sizes[-1], **facts}
-    return Trained(Theta(net, log_std), normalize.Normaliser(obs, returns), Actions(discrete, **facts))
+    spec = Spec("dmc/x-y", sizes[0], sizes[-1], None, discrete=discrete, **facts)
+    theta = CategoricalTheta(net) if log_std is None else GaussianTheta(net, log_std)
+    return Trained(theta, normalisers.Normaliser(obs, returns), spec)
 
 
 def saved(made: Trained, path: Path) -> Path:
     with jax.enable_x64(True):
         about = {"task": "dmc/x-y", "algorithm": "geppo", "seed": "3", "steps": "1024"}
-        policy_file.save(path, made.theta, made.normaliser, made.actions, about)
+        policy_file.save(path, made.theta, made.normaliser, made.spec, about)
     return path
 
 
@@ -89,20 +84,20 @@ def choice(tmp_path: Path) -> Policy:
 
 
 @jax.jit
-def outputs(theta: Theta, normaliser: normalize.Normaliser, obs: Any) -> jax.Array:
-    dist = distribution(theta, normalize.normalise_obs(normalize.lens(normaliser.obs), obs))
-    return dist.logits if isinstance(dist, Categorical) else dist.mean
+def outputs(theta: Theta, normaliser: normalisers.Normaliser, obs: Any) -> jax.Array:
+    dist = theta.distribution(normalisers.normalise_obs(normalisers.scaling_of(normaliser.obs), obs))
+    return dist.logits if isinstance(dist, Categorical) else dist.mode()
 
 
 def by_jax(made: Trained, obs: np.ndarray) -> np.ndarray:
-    """What training computes: means clipped as environments clip them, or logits."""
+    """Return the outputs that training computes: means clipped as environments clip them, or logits."""
     with jax.enable_x64(True):
         out = np.asarray(outputs(made.theta, made.normaliser, obs))
-    return out if made.actions.discrete else np.clip(out, -1.0, 1.0)
+    return out if made.spec.discrete else np.clip(out, -1.0, 1.0)
 
 
 def imported(directory: Path) -> Any:
-    """The exported policy.py, as a program that knows nothing of gpi imports it."""
+    """Return the exported policy.py, imported as by a program that does not know gpi."""
     spec = importlib.util.spec_from_file_location("exported", directory / "policy.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -157,13 +152,13 @@ def test_numpy_and_onnx_act_as_jax_does(name: str, tmp_path: Path):
     onnx = session(tmp_path / "p.onnx").run(["action", "unscaled"], {"observation": obs})
     for action, unscaled in ((policy(obs), policy.unscaled(obs)), (exported(obs), exported.unscaled(obs)), onnx):
         assert unscaled.dtype == np.float32 and np.abs((unscaled - truth) / scale).max() <= TOLERANCE
-        if made.actions.discrete:
+        if made.spec.discrete:
             ranked = np.sort(truth, axis=1)
             clear = sizes[-1] == 1 or ranked[:, -1] - ranked[:, -2] > 3 * TOLERANCE * scale[:, 0]
             assert action.dtype == np.int64 and action.shape == (COUNT,)
-            assert np.mean(clear) > 0.99 and (action == truth.argmax(1) + made.actions.start)[clear].all()
+            assert np.mean(clear) > 0.99 and (action == truth.argmax(1) + made.spec.start)[clear].all()
             continue
-        low, high = np.array(made.actions.low, np.float32), np.array(made.actions.high, np.float32)
+        low, high = np.array(made.spec.low, np.float32), np.array(made.spec.high, np.float32)
         half, wanted = (high - low) / 2, (low + high) / 2 + (high - low) / 2 * truth
         assert action.dtype == np.float32 and (low <= action).all() and (action <= high).all()
         assert (np.abs(action - wanted) <= TOLERANCE * half + np.spacing(np.maximum(abs(low), abs(high)))).all()
@@ -176,7 +171,7 @@ def test_observations_that_are_compared_reach_the_clip_and_the_middle(box: Polic
     assert 0.05 < np.mean(raw == 1.0) < 0.95, "actions at their bounds and between them"
 
 
-def test_bounds_of_one_leave_the_clipped_mean_to_the_bit(tmp_path: Path):
+def test_bounds_of_one_leave_the_clipped_mean_bit_for_bit(tmp_path: Path):
     policy = policy_of(BIG, tmp_path)
     obs = export.observations_around(policy, 1000)
     assert policy(obs).tobytes() == policy.unscaled(obs).tobytes()
@@ -195,7 +190,7 @@ def test_rounding_never_passes_a_bound(tmp_path: Path):
     zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
     for side, bound in ((9.0, high), (-9.0, low)):
         layers = ((np.zeros((1, 1000), np.float32), np.full(1000, side, np.float32)),)
-        policy = Policy(layers, np.zeros(1000, np.float32), zero, one, low, high, 0, {})
+        policy = GaussianPolicy(layers, zero, one, np.zeros(1000, np.float32), low, high, {})
         export.export(policy, tmp_path / f"{side}.onnx", "onnx")
         for action in (
             policy(zero),
@@ -203,6 +198,22 @@ def test_rounding_never_passes_a_bound(tmp_path: Path):
         ):
             assert (low <= action).all() and (action <= high).all()
             np.testing.assert_allclose(action.reshape(1000), bound, rtol=1e-5, atol=1e-6)
+
+
+def test_one_network_serves_a_policy_and_a_population(box: Policy):
+    """Leading axes broadcast: training on the host evaluates all members of a population at once."""
+    others = [skewed(box, change) for change in ("weights", "logits")]
+    members = [box, *others]
+    obs = np.stack([export.observations_around(policy, 4, seed) for seed, policy in enumerate(members)])
+    layers = [
+        (np.stack([kernel for kernel, _ in same]), np.stack([bias for _, bias in same])[:, None])
+        for same in zip(*(policy.layers for policy in members), strict=True)
+    ]
+    mean, std = (np.stack([getattr(policy, name) for policy in members])[:, None] for name in ("obs_mean", "obs_std"))
+    out = standalone.network(layers, standalone.normalise(obs, mean, std))
+    alone = [policy.unscaled(rows) for policy, rows in zip(members, obs, strict=True)]
+    assert out.dtype == np.float32 and np.abs(np.stack(alone)).max() == 1.0
+    np.testing.assert_allclose(np.clip(out, -1.0, 1.0), alone, atol=1e-6)
 
 
 # --- acting -------------------------------------------------------------------------------------------------------
@@ -217,7 +228,10 @@ def test_one_observation_and_many(box: Policy, choice: Policy):
     assert type(choice(obs[0])) is int and choice(obs).dtype == np.int64
     assert [choice(row) for row in obs] == choice(obs).tolist() and choice(obs.reshape(2, 3, 5)).shape == (2, 3)
     assert (box(np.ones(5, np.int32)) == box([True] * 5)).all()
-    assert (box.log_std is None, choice.log_std is None, choice.low, choice.high) == (False, True, None, None)
+    assert type(box) is GaussianPolicy and type(choice) is CategoricalPolicy
+    assert (box.kind, box.discrete, box.action_size) == ("gaussian", False, 3)
+    assert (choice.kind, choice.discrete, choice.action_size) == ("categorical", True, 3)
+    assert (choice.log_std, choice.low, choice.high, choice.start, box.start) == (None, None, None, 2, 0)
 
 
 BAD = {
@@ -246,7 +260,7 @@ def test_the_largest_finite_observations_are_clipped(box: Policy):
 
 def test_samples_are_distributed_as_in_training(tmp_path: Path):
     policy = policy_of((5, 8, 3), tmp_path, low=(-3.0,) * 3, high=(5.0,) * 3)
-    assert policy.log_std is not None
+    assert isinstance(policy, GaussianPolicy)
     obs = next(o for o in export.observations_around(policy, 500) if np.abs(policy.unscaled(o)).max() < 0.5)
     policy.log_std[:] = np.log([0.1, 0.05, 2.0])
     found = policy.sample(np.broadcast_to(obs, (40_000, 5)), np.random.default_rng(0))
@@ -264,20 +278,13 @@ def test_sampled_choices_are_distributed_as_the_softmax_says(choice: Policy):
     found = choice.sample(np.broadcast_to(obs, (40_000, 5)), np.random.default_rng(0))
     assert found.dtype == np.int64 and type(choice.sample(obs, np.random.default_rng(0))) is int
     np.testing.assert_allclose(np.bincount(found - 2, minlength=3) / 40_000, chance, atol=0.01)
-    assert chance.min() > 0.02, "a case that tells"
-
-
-def test_an_action_takes_less_than_50_microseconds(tmp_path: Path):
-    for facts in ({}, {"low": (-2.0,) * 21, "high": (3.0,) * 21}, {"discrete": True}):
-        policy = policy_of(BIG, tmp_path, **facts)
-        obs = np.zeros(67, np.float32)
-        assert min(timeit.repeat(lambda policy=policy, obs=obs: policy(obs), number=200, repeat=30)) / 200 < 50e-6
+    assert chance.min() > 0.02, "a case that can fail"
 
 
 # --- without gpi --------------------------------------------------------------------------------------------------
 
 ALONE = """
-import sys, time
+import sys
 allowed, before = sys.stdlib_module_names | {"numpy", "policy"}, set(sys.modules)
 class Block:
     def find_spec(self, name, path=None, target=None):
@@ -286,28 +293,22 @@ class Block:
 sys.meta_path.insert(0, Block())
 sys.path.insert(0, sys.argv[1])
 sys.dont_write_bytecode = True
-began = time.process_time()  # not the clock on the wall, which runs while other programs have the processor
 import policy
-seconds = time.process_time() - began
 act = policy.load(sys.argv[1])
 import numpy
 more = {name.partition(".")[0] for name in set(sys.modules) - before} - allowed
 assert not more and not {"jax", "gpi"} & set(sys.modules), more
-print(seconds, numpy.asarray(act([0.5] * act.obs_mean.size)).tolist())
+print(numpy.asarray(act([0.5] * act.obs_mean.size)).tolist())
 """
 
 
 def test_an_export_acts_where_there_is_only_numpy(box: Policy, choice: Policy, tmp_path: Path):
     for name, policy in (("box", box), ("choice", choice)):
         export.export(policy, tmp_path / name)
-        seconds = []
-        for _ in range(3):
-            command = [sys.executable, "-c", ALONE, str(tmp_path / name)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-            assert done.returncode == 0, done.stderr
-            seconds.append(float(done.stdout.split()[0]))
-        assert json.loads(done.stdout.split(maxsplit=1)[1]) == np.asarray(policy([0.5] * 5)).tolist()
-        assert min(seconds) < 0.2, "seconds to import, beyond those of the interpreter"
+        command = [sys.executable, "-c", ALONE, str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == np.asarray(policy([0.5] * 5)).tolist()
 
 
 def test_the_exported_code_is_ours_and_imports_numpy_only(box: Policy, tmp_path: Path):
@@ -321,11 +322,11 @@ def test_the_exported_code_is_ours_and_imports_numpy_only(box: Policy, tmp_path:
         elif isinstance(node, ast.ImportFrom):
             used.add(str(node.module).partition(".")[0])
     assert used - {"__future__"} <= {"numpy"} | sys.stdlib_module_names and "numpy" in used
-    assert gpi.Policy is standalone.Policy and type(box) is standalone.Policy
+    assert gpi.Policy is standalone.Policy and type(box) is GaussianPolicy
 
 
 def test_an_export_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # comparing must leave no __pycache__ all the same
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # even so, comparing must leave no __pycache__
     names = ("position", "position", "velocity", "velocity", "velocity")
     policy = policy_of((5, 8, 3), tmp_path, observation_names=names, **FAR)
     facts = {"task": "dmc/x-y", "algorithm": "geppo", "seed": "3", "steps": "1024", "observation_names": list(names)}
@@ -365,7 +366,7 @@ def test_a_run_directory_is_exported_by_seed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
-def test_onnx_does_not_act_on_what_is_not_finite(box: Policy, choice: Policy, tmp_path: Path, level: str):
+def test_onnx_does_not_act_on_values_that_are_not_finite(box: Policy, choice: Policy, tmp_path: Path, level: str):
     for name, policy in (("box", box), ("choice", choice)):
         export.export(policy, tmp_path / f"{name}.onnx", "onnx")
         acting = session(tmp_path / f"{name}.onnx", level)
@@ -401,7 +402,7 @@ def test_nothing_in_the_graph_can_be_left_out(box: Policy, choice: Policy, tmp_p
         assert model.opset_import[0].version == 13 and not any(t.external_data for t in model.graph.initializer)
 
 
-# --- files that are not right -------------------------------------------------------------------------------------
+# --- damaged and forged files -------------------------------------------------------------------------------------
 
 
 def test_a_damaged_export_is_refused_in_one_line(box: Policy, tmp_path: Path):
@@ -411,9 +412,9 @@ def test_a_damaged_export_is_refused_in_one_line(box: Policy, tmp_path: Path):
         good = (out / name).read_bytes()
         damaged = [good[:n] for n in (0, 1, 7, 8, 100, len(good) // 2)] + [good + b"0", good + good, good[::-1]]
         damaged += [b"[]", b"{}", b"null", b"\xff" * 30, b"[" * 10**5, b'{"format": "gpi-policy-2"}', b'{"format": {}}']
-        for place in rng.permutation(len(good) - 1)[:400]:  # all but the line's end
+        for index in rng.permutation(len(good) - 1)[:400]:  # all but the line's end
             flipped = bytearray(good)
-            flipped[place] ^= 1 << rng.integers(8)
+            flipped[index] ^= 1 << rng.integers(8)
             damaged.append(bytes(flipped))
         for data in damaged:
             (out / name).write_bytes(data)
@@ -426,21 +427,21 @@ def test_a_damaged_export_is_refused_in_one_line(box: Policy, tmp_path: Path):
 
 def test_a_damaged_policy_file_is_refused_in_one_line(box: Policy, tmp_path: Path):
     good, rng = (tmp_path / "policy.safetensors").read_bytes(), np.random.default_rng(0)
-    for place in rng.permutation(len(good))[:200]:
+    for index in rng.permutation(len(good))[:200]:
         flipped = bytearray(good)
-        flipped[place] ^= 1 << rng.integers(8)
+        flipped[index] ^= 1 << rng.integers(8)
         (tmp_path / "p.safetensors").write_bytes(flipped)
         one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"), "^policy .*p.safetensors: ")
 
 
 def forge(out: Path, described: dict[str, Any], data: bytes) -> None:
-    """Write what has the right hashes: everybody can compute them."""
+    """Write files with the right hashes: an attacker can compute them too."""
     import hashlib
 
     described = {key: value for key, value in described.items() if key != "sha256"}
     described["file"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (out / "policy.safetensors").write_bytes(data)
-    (out / "policy.json").write_text(json.dumps(described | {"sha256": standalone.digest(described)}))
+    (out / "policy.json").write_text(json.dumps(standalone.seal(described)))
 
 
 def test_another_version_is_refused_and_named(box: Policy, tmp_path: Path):
@@ -455,7 +456,7 @@ def test_another_version_is_refused_and_named(box: Policy, tmp_path: Path):
     arrays, metadata = files.decode((tmp_path / "policy.safetensors").read_bytes())
     for version in ("gpi-policy-1", "gpi-policy-3", None, 2):
         text = json.dumps(json.loads(metadata["gpi"]) | {"format": version})
-        (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(arrays, text))
+        (tmp_path / "p.safetensors").write_bytes(policy_file.encode(arrays, text))
         one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"), "expected gpi-policy-2, found ")
 
 
@@ -499,13 +500,13 @@ def test_arrays_that_do_not_fit_are_refused(box: Policy, tmp_path: Path, name: s
     def changed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {key: x.copy("C") for key, x in (arrays | MISFITS[name](arrays)).items() if x is not None}
 
-    arrays = changed(export.arrays_of(box))
-    assert standalone.assemble(export.arrays_of(box), {})
+    arrays = changed(box.arrays())
+    assert standalone.assemble(box.arrays(), {})
     described["arrays"] = {key: f"{x.dtype}{list(x.shape)}" for key, x in arrays.items()}
     forge(out, described, files.encode(arrays))
     one_line(ValueError, lambda: standalone.load(out), "export it again$")
     arrays, metadata = files.decode((tmp_path / "policy.safetensors").read_bytes())
-    (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(changed(arrays), metadata["gpi"]))
+    (tmp_path / "p.safetensors").write_bytes(policy_file.encode(changed(arrays), metadata["gpi"]))
     one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"), "^policy .*p.safetensors: ")
 
 
@@ -523,15 +524,15 @@ def test_a_policy_file_describes_itself_in_text_only(box: Policy, tmp_path: Path
     arrays, metadata = files.decode((tmp_path / "policy.safetensors").read_bytes())
     for change in ({"task": 1}, {"observation_names": "ab"}, {"observation_names": [1]}, {"observation_names": None}):
         text = json.dumps(json.loads(metadata["gpi"]) | change)
-        (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(arrays, text))
+        (tmp_path / "p.safetensors").write_bytes(policy_file.encode(arrays, text))
         one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"))
     for returns in (None, np.zeros(2), np.zeros((), np.float32)):
         forged = {key: x for key, x in (arrays | {"returns/std": returns}).items() if x is not None}
-        (tmp_path / "p.safetensors").write_bytes(policy_file.sealed(forged, metadata["gpi"]))
+        (tmp_path / "p.safetensors").write_bytes(policy_file.encode(forged, metadata["gpi"]))
         one_line(FileError, lambda: gpi.load(tmp_path / "p.safetensors"), "returns/std")
 
 
-# --- exporting that cannot be done --------------------------------------------------------------------------------
+# --- exports that are refused -------------------------------------------------------------------------------------
 
 
 def test_nothing_is_replaced(box: Policy, tmp_path: Path):
@@ -568,8 +569,8 @@ def test_a_policy_made_by_hand_must_fit_together(box: Policy, tmp_path: Path):
 
 
 def skewed(policy: Policy, change: str) -> Policy:
-    """A policy that is almost the given one."""
-    arrays = {name: x.copy() for name, x in export.arrays_of(policy).items()}
+    """Return a policy that is almost the given one."""
+    arrays = {name: x.copy() for name, x in policy.arrays().items()}
     if change == "start":
         arrays["action/start"] += 1
     elif change == "bounds":
@@ -585,7 +586,7 @@ def test_an_export_that_acts_differently_is_not_kept(
     box: Policy, choice: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: str
 ):
     policy = choice if change in ("start", "logits") else box
-    name = "numpy_files" if kind == "numpy" else "onnx_model"
+    name = f"encode_{kind}"
     right = getattr(export, name)
     monkeypatch.setattr(export, name, lambda policy: right(skewed(policy, change)))
     what = "chooses other actions" if change in ("start", "bounds") else r"differs by [23]\.\de-05"
@@ -605,7 +606,7 @@ def test_an_export_with_other_outputs_is_not_kept(box: Policy, tmp_path: Path, m
                     change(x) if i == side else x for i, x in enumerate((box(obs), box.unscaled(obs)))
                 )  # pyright: ignore
 
-            monkeypatch.setattr(export, "numpy_act", act_of)
+            monkeypatch.setattr(export, "load_numpy", act_of)
             one_line(GpiError, lambda: export.export(box, tmp_path / "out"), "instead of finite")
             assert not (tmp_path / "out").exists()
 

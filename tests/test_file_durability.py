@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what was saved comes back or nothing does, whatever fills, kills or fails."""
+"""Checkpoints on disk: each comes back whole or not at all, after full disks, kills and power cuts."""
 
 import ast
 import itertools
@@ -35,7 +35,7 @@ import gpi
 from gpi import files
 from gpi.errors import DiskError, FileError, UsageError
 from gpi.rundir import checkpoint
-from gpi.rundir.checkpoint import identity_of, load, newest_valid, save
+from gpi.rundir.checkpoint import load, newest_valid, read_identity, save
 
 SOURCE = Path(gpi.__file__).parent
 # Quick: the first passage of every failpoint; a save before which three others exist, or one of the same iteration.
@@ -59,7 +59,7 @@ def test_a_checkpoint_comes_back_and_three_are_kept(tmp_path: Path):
     for iteration in (0, 7, 512, 513, 999_999_999):
         path = put(tmp_path, iteration)
         assert_same(load(path, SPECS, finite=True), iteration)
-        assert identity_of(path) == IDENTITY
+        assert read_identity(path) == IDENTITY
         assert sorted(os.listdir(path)) == sorted(NAMES)
     assert [p.name for p in checkpoint.saved(tmp_path)] == ["ckpt-999999999", "ckpt-000000513", "ckpt-000000512"]
     assert len(os.listdir(tmp_path)) == 3
@@ -116,7 +116,7 @@ def test_a_checkpoint_replaces_one_of_its_iteration(tmp_path: Path, kind: str):
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
-def test_what_cannot_be_loaded_again_is_not_saved(tmp_path: Path):
+def test_a_checkpoint_that_could_not_be_loaded_is_not_saved(tmp_path: Path):
     put(tmp_path, 1)
     for state in ({"lr": float("nan")}, {"x": object()}, {"x": "y" * (1 << 20)}, {1: 1, "1": 2}):
         with pytest.raises((ValueError, TypeError, FileError)):
@@ -130,20 +130,20 @@ def test_what_cannot_be_loaded_again_is_not_saved(tmp_path: Path):
 def test_sizes_are_checked_before_arrays_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path, names, read = put(tmp_path, 1), [], files.read
     monkeypatch.setattr(files, "read", lambda fd, name, limit: (names.append(name), read(fd, name, limit))[1])
-    bigger = {**SPECS, "theta/kernel": ((1 << 20, 5), np.dtype(np.float32))}
+    bigger = {**SPECS, "theta/kernel": files.ArraySpec((1 << 20, 5), np.dtype(np.float32))}
     assert "unread" in refusal(lambda: load(path, bigger))
-    identity_of(path)
+    read_identity(path)
     assert names == ["manifest.json", "manifest.json"]
 
 
-def test_a_file_of_another_size_is_called_so(tmp_path: Path):
+def test_a_file_of_the_wrong_size_is_named(tmp_path: Path):
     for name in NAMES[::2]:
         path = put(tmp_path, 1)
         os.truncate(path / name, (path / name).stat().st_size - 1)
         assert f"{name} has another size" in refusal(lambda path=path: load(path, SPECS))
 
 
-def test_missing_places_are_one_line(tmp_path: Path):
+def test_missing_directories_are_one_line(tmp_path: Path):
     with pytest.raises(DiskError, match="No such file") as caught:
         put(tmp_path / "none", 1)
     assert str(caught.value).isprintable()
@@ -167,11 +167,11 @@ def test_leftovers_are_cleared_without_following_links(tmp_path: Path):
         assert sorted(os.listdir(run)) == ["ckpt-000000003", "ckpt-000000004"]
         assert (outside / "manifest.json").read_text() == "mine"
     (run / ".ckpt-000000007-0a1b2c3d.tmp").mkdir()
-    newest(run, clean=False)  # a reader leaves a living writer's directory alone
+    newest(run, clean=False)  # a reader does not touch the directory of a running writer
     assert (run / ".ckpt-000000007-0a1b2c3d.tmp").exists()
 
 
-def test_a_write_that_does_not_read_back_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_write_that_does_not_read_back_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     put(tmp_path, 1)
     create = files.create
     for name in NAMES:
@@ -213,7 +213,7 @@ def assert_old_or_new(run: Path, scene: str, *, clean: bool = True) -> bool:
         return True
     if scene == "full":
         assert_same(found, 3)
-        # Nothing goes before the new one is safe.
+        # Nothing is removed before the new one is safe.
         assert [p.name[-1] for p in checkpoint.saved(run)] == ["3", "2", "1"], run
     else:
         assert found is None and (scene == "first" or not clean), run
@@ -221,7 +221,7 @@ def assert_old_or_new(run: Path, scene: str, *, clean: bool = True) -> bool:
 
 
 def assert_goes_on(run: Path) -> None:
-    """The next save clears the run of all but checkpoints and what is not ours."""
+    """Check that the next save works, and removes leftovers but no foreign files."""
     put(run, 5)
     assert_same(newest(run)[0], 5)
     names = {*os.listdir(run)} - {"config.json"}
@@ -240,7 +240,7 @@ def test_a_full_disk_takes_no_checkpoint_away(
             armed(disarmed, f"{point}:{count}:enospc")
             try:
                 put(run, 4)
-                break  # the point is not passed so often
+                break  # the point is passed less often
             except DiskError as error:
                 message = str(error)
             finally:
@@ -268,7 +268,7 @@ def test_a_full_disk_takes_no_file_away(tmp_path: Path, disarmed: pytest.MonkeyP
         assert os.listdir(tmp_path) == ["config.json"]
 
 
-def test_a_failpoint_mistyped_is_an_error(disarmed: pytest.MonkeyPatch):
+def test_a_mistyped_failpoint_is_an_error(disarmed: pytest.MonkeyPatch):
     for setting in ("ckpt.after_rename", "ckpt.after_rename:0", "ckpt.after_renam:1", "ckpt.after_rename:1:eio", ":"):
         armed(disarmed, setting)
         with pytest.raises(UsageError, match="GPI_FAILPOINT"):
@@ -299,7 +299,7 @@ def test_a_disk_that_fills_up_in_a_write(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     outcomes = done.stdout.split()
     assert len(outcomes) == 64 and outcomes.count("refused") >= 62
-    found, skipped = newest_valid(tmp_path, {"x": ((5000,), np.dtype(float))})
+    found, skipped = newest_valid(tmp_path, {"x": files.ArraySpec((5000,), np.dtype(float))})
     assert found and skipped == [] and (found.arrays["x"] == np.arange(5000.0)).all()
 
 
@@ -338,7 +338,7 @@ def test_a_failpoint_kills_through_the_environment(tmp_path: Path):
 
 
 class Disk:
-    """Watches the calls that reach the disk: what is synced, and which renames may still be lost."""
+    """Watches the calls that reach the disk: which files are synced, and which renames may still be lost."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.synced: set[int] = set()
@@ -368,7 +368,7 @@ class Disk:
         return wrapper
 
     def before_rename(self, old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
-        """The source and all in it must be on disk; the directory that gets the name is to be synced."""
+        """Check that the source and everything in it is on disk; the directory that gets the name must be synced."""
         facts = os.stat(old, dir_fd=src_dir_fd, follow_symlinks=False)
         inside = [facts.st_ino]
         if stat.S_ISDIR(facts.st_mode):
@@ -386,7 +386,7 @@ def test_every_rename_is_between_two_syncs(tmp_path: Path, monkeypatch: pytest.M
     for iteration in (1, 2, 3, 4, 5, 5):
         put(tmp_path, iteration)
         assert not disk.pending
-    assert disk.renames == 6 + 2 + 1  # six get their names, two are retired, one is put aside
+    assert disk.renames == 6 + 2 + 1  # six are published, two are retired, one is moved aside
     files.write(tmp_path / "config.json", b"x")
     assert not disk.pending and disk.renames == 10
     with files.directory(tmp_path) as fd:

@@ -1,4 +1,4 @@
-"""The format of files: arrays that come back bit by bit, strict JSON, and plain files read up to a limit."""
+"""The format of files: arrays that come back bit for bit, strict JSON, and plain files read up to a limit."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from gpi import errors, files
 from gpi.errors import FileError, UsageError
+from gpi.files import ArraySpec
 
 
 def test_every_error_has_its_exit_code():
@@ -20,7 +21,7 @@ def test_every_error_has_its_exit_code():
     assert issubclass(UsageError, ValueError)
 
 
-def test_arrays_come_back_bit_by_bit():
+def test_arrays_come_back_bit_for_bit():
     arrays = arrays_of(1) | {"nan": np.array([np.nan, -0.0, np.inf]), "fortran": np.asfortranarray(np.eye(3)[:2])}
     data = files.encode(arrays, {"a": "ä\n"})
     found, metadata = files.decode(data, files.specs_of(arrays))
@@ -59,7 +60,7 @@ def test_we_accept_no_damaged_header_that_safetensors_refuses():
     assert 0 < accepted < 2000
 
 
-def test_what_a_file_cannot_hold_is_not_written():
+def test_arrays_that_a_file_cannot_hold_are_not_written():
     for array in (np.zeros(2, np.float16), np.array([object()]), np.zeros(2, ">f4"), np.array(["a"])):
         with pytest.raises(UsageError, match="dtype"):
             files.encode({"x": array})
@@ -72,10 +73,15 @@ def test_what_a_file_cannot_hold_is_not_written():
 def test_no_array_is_made_before_all_are_as_expected(monkeypatch: pytest.MonkeyPatch):
     data = files.encode(arrays_of(4))
     monkeypatch.setattr(files, "_array", lambda *_: pytest.fail("an array was made"))
-    shape, dtype = SPECS["theta/kernel"]
-    for wrong in ((shape[::-1], dtype), ((*shape, 1), dtype), (shape, np.dtype(np.int32))):
+    shape, dtype, _ = SPECS["theta/kernel"]
+    wrongs = (
+        ArraySpec(shape[::-1], dtype),
+        ArraySpec((*shape, 1), dtype),
+        ArraySpec(shape, np.dtype(np.int32)),
+    )
+    for wrong in wrongs:
         assert "theta/kernel" in refusal(lambda wrong=wrong: files.decode(data, {**SPECS, "theta/kernel": wrong}))
-    assert "'more'" in refusal(lambda: files.decode(data, {**SPECS, "more": ((1,), np.dtype(np.float32))}))
+    assert "'more'" in refusal(lambda: files.decode(data, {**SPECS, "more": ArraySpec((1,), np.dtype(np.float32))}))
     assert "'key'" in refusal(lambda: files.decode(data, {k: v for k, v in SPECS.items() if k != "key"}))
 
 
@@ -114,6 +120,6 @@ def test_a_plain_file_is_read_up_to_its_limit(tmp_path: Path):
         assert files.read(tmp_path, "a", 5) == files.read(fd, "a", 9) == b"12345"
     assert "at most 4" in refusal(lambda: files.read(tmp_path, "a", 4))
     refusal(lambda: files.read(tmp_path / "none", "a", 9))
-    refusal(lambda: files.read(Path("/proc/self"), "status", 1 << 20))  # it has more bytes than it says
+    refusal(lambda: files.read(Path("/proc/self"), "status", 1 << 20))  # it has more bytes than its size says
     for name in ("", ".", "..", "../a", f"{tmp_path}/a", "a\0", "absent", "absent\n"):
         refusal(lambda name=name: files.read(tmp_path, name, 9))

@@ -1,4 +1,4 @@
-"""Damaged and hostile files: nothing of them is loaded, and nothing in them runs."""
+"""Damaged and hostile files: no part of them is loaded, and nothing in them runs."""
 
 import ast
 import itertools
@@ -18,13 +18,13 @@ from hostile import ODD, Payload, attacks, bad_headers, corrupt, evenly, forge, 
 import gpi
 from gpi import files
 from gpi.errors import FileError
-from gpi.rundir.checkpoint import identity_of, load
+from gpi.rundir.checkpoint import load, read_identity
 
 SOURCE = Path(gpi.__file__).parent
 
 
 def is_a_refusal(message: str) -> bool:
-    """Whether it is one line that names the checkpoint, and says what was expected."""
+    """Return whether it is one line that names the checkpoint, and says what was expected."""
     named = message.startswith("checkpoint ckpt-000000512: ") and "expected" in message
     return named and message.isprintable() and len(message) < 500
 
@@ -62,17 +62,17 @@ def test_no_damaged_checkpoint_is_loaded(tmp_path: Path, trials: int):
 def test_every_bit_of_a_manifest_counts(tmp_path: Path, stride: int):
     path = put(tmp_path, 512)
     data = (path / "manifest.json").read_bytes()
-    for place, bit in itertools.product(range(0, len(data), stride), range(8)):
+    for index, bit in itertools.product(range(0, len(data), stride), range(8)):
         damaged = bytearray(data)
-        damaged[place] ^= 1 << bit
+        damaged[index] ^= 1 << bit
         (path / "manifest.json").write_bytes(damaged)
         with pytest.raises(FileError):
-            identity_of(path)
+            read_identity(path)
 
 
 @pytest.fixture
 def impatient() -> Iterator[None]:
-    """Whoever waits for the writer of a pipe fails."""
+    """Make a test fail if it waits for the writer of a pipe."""
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
     signal.alarm(60)
     yield
@@ -105,11 +105,11 @@ def test_hostile_checkpoints_run_nothing_and_load_nothing(tmp_path: Path, each: 
     cases = {label: attack for kind in kinds.values() for label, attack in evenly(kind, each)}
     assert len(cases) == sum(map(len, kinds.values())) if each is None else len(cases) == each * len(kinds)
     bad = dict(kinds["payloads"])["pickle0 for state"]
-    for place, attack in {"good": None, "bad": bad, **dict(enumerate(cases.values()))}.items():
-        shutil.copytree(template, tmp_path / str(place))
+    for folder, attack in {"good": None, "bad": bad, **dict(enumerate(cases.values()))}.items():
+        shutil.copytree(template, tmp_path / str(folder))
         if attack:
-            attack(tmp_path / str(place) / "ckpt-000000512")
-    specs = json.dumps([(name, shape, dtype.str) for name, (shape, dtype) in SPECS.items()])
+            attack(tmp_path / str(folder) / "ckpt-000000512")
+    specs = json.dumps([(name, spec.shape, spec.dtype.str) for name, spec in SPECS.items()])
     room = 0 if each else 256 << 20
     done = python("hostile_child.py", str(tmp_path), specs, str(len(cases)), str(room), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_hostile_checkpoints_run_nothing_and_load_nothing(tmp_path: Path, each: 
     assert each is not None or report["grown_kb"] < 100_000
 
 
-def test_hostile_headers_are_refused_without_knowing_what_to_expect():
+def test_hostile_headers_are_refused_even_without_specs():
     accepted = []
     for label, data in itertools.chain(*bad_headers({}).values()):
         try:
@@ -149,11 +149,11 @@ def test_a_pickle_in_free_text_stays_text(tmp_path: Path):
 def test_true_is_not_iteration_1(tmp_path: Path):
     path = put(tmp_path, 1)
     forge(path, lambda manifest: manifest.update(iteration=True))
-    refusal(lambda: identity_of(path))
+    refusal(lambda: read_identity(path))
 
 
 def test_no_loader_that_runs_code_is_named():
-    """Beside the imports and calls that test_training.py forbids: the same by other names."""
+    """The imports and calls that test_architecture.py forbids do not occur under other names either."""
     forbidden = {"__import__", "builtins", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "jnp.load"}
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -34,7 +34,7 @@ def accepted_at_random(rng: np.random.Generator) -> Lines:
 
 
 def accepted_once(rng: np.random.Generator) -> Lines:
-    """At one trial, or at one beyond the last: that is a refusal."""
+    """Acceptable at one trial, or only beyond the last: then the step is refused."""
     return lines(rng, np.arange(TRIALS + 2)[None, :] == rng.integers(0, TRIALS + 2, (2 * ROWS, 1)))
 
 
@@ -106,12 +106,12 @@ def test_backtrack(family: str):
 
 
 def odd_bits(x: Any, xp: Any) -> Any:
-    """Something that one bit of one number changes."""
+    """Return a value that changes if one bit of one number does."""
     return (xp.sum(x.view(np.uint32), -1, dtype=np.uint32) >> np.uint32(2)) & np.uint32(1) == np.uint32(1)
 
 
-def test_what_is_returned_is_what_was_accepted():
-    """Bit for bit, or the bounds that were checked would be another point's."""
+def test_the_parameters_returned_are_those_accepted():
+    """They agree bit for bit, or the bounds would have been checked at another point."""
     rng = generator("bits")
     theta, step = rng.standard_normal((2, 2 * ROWS, 50)).astype(np.float32)
     search_bits = jax.jit(jax.vmap(lambda t, s: solvers.backtrack(t, s, lambda x: odd_bits(x, jnp))))

@@ -181,7 +181,7 @@ def eq_12(p, kappa: float, c_ess: float, c_tv: float) -> float:
 
 @functools.cache
 def scales(B: int) -> tuple[float, float]:
-    """c_ESS and c_TV: what each guarantee of eq (12) leaves to spare at the other end of kappa."""
+    """Return c_ESS and c_TV: what each guarantee of eq (12) leaves to spare at the other end of kappa."""
     p, q = np.array(nu(B, 1.0)), np.array(nu(B, 0.0))
     return float(1 / B - p @ p), float(B - q @ np.arange(1, q.size + 1))
 
@@ -203,7 +203,7 @@ def constraints(B: int):
 
 
 def solve(B: int, quadratic: float, linear: float) -> float:
-    """The optimal value of min quadratic·Σν² + linear·Σν(i+1) under eq (12)'s constraints, by interior points."""
+    """Return the minimum of quadratic·Σν² + linear·Σν(i+1) under eq (12)'s constraints, by interior points."""
     eye, ages, problem = constraints(B)
     solution = clarabel.DefaultSolver(eye * (2 * quadratic), linear * ages, *problem).solve()
     assert str(solution.status) in ("Solved", "AlmostSolved"), (B, quadratic, linear, solution.status)
@@ -211,7 +211,7 @@ def solve(B: int, quadratic: float, linear: float) -> float:
 
 
 def kkt_residual(p: np.ndarray, B: int, kappa: float, c_ess: float, c_tv: float) -> float:
-    """The largest violation of eq (12)'s KKT conditions, with multipliers fitted to the stationarity of the support."""
+    """Return the largest violation of eq (12)'s KKT conditions; multipliers are fitted on the support."""
     M = p.size
     padded = np.concatenate([p, np.zeros(B + 2)])
     ages = np.arange(1.0, padded.size + 1)

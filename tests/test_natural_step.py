@@ -46,7 +46,7 @@ class Steps(NamedTuple):
     far: Any
     near: Any
     spoil: Any  # objective: factor, term; divergence: factor, term
-    allow: Any  # what acceptance is, at best
+    allow: Any  # whether a step may be accepted at all
 
 
 def join(theta: dict[str, Any]) -> jax.Array:
@@ -83,11 +83,13 @@ def take_step(p: Steps) -> tuple[dict[str, jax.Array], jax.Array]:
         inside = divergence(policy(theta)) <= SLACK * p.delta
         return inside & (objective(theta) >= start) & p.allow
 
-    return solvers.natural_step(objective, policy, divergence, p.theta, p.delta, accept)
+    direction = solvers.natural_direction(objective, policy, divergence, p.theta, p.delta)
+    step = solvers.take_step(p.theta, direction, accept)
+    return step.theta, jnp.where(step.finite, step.fraction, jnp.nan)
 
 
 def steps(rng: np.random.Generator, H: np.ndarray, **changes: Any) -> Steps:
-    """A linear objective and random J, parameters of order one and some of them zeros of either sign, or subnormal."""
+    """Return a linear objective and random J; parameters are of order one, some zero of either sign or subnormal."""
     on = active(rng)
     theta = np.where(
         rng.random((ROWS, DIM)) < 0.8,
@@ -113,7 +115,7 @@ def steps(rng: np.random.Generator, H: np.ndarray, **changes: Any) -> Steps:
 
 
 def metric(rng: np.random.Generator) -> np.ndarray:
-    """A positive H, in random directions."""
+    """Return a positive H, in random directions."""
     return symmetric(rng, rng.uniform(0.5, 2, (ROWS, DIM)), np.ones((ROWS, DIM), bool))
 
 
@@ -124,7 +126,7 @@ def spoiled(column: int, value: np.ndarray | float) -> np.ndarray:
 
 
 def full_step(p: Steps) -> np.ndarray:
-    """The whole step, by a direct solver in float64."""
+    """Return the whole step, by a direct solver in float64."""
     J, H, g = (np.asarray(x, np.float64) for x in (p.J, p.H, p.g))
     F = J.swapaxes(1, 2) @ H @ J + solvers.DAMPING * np.eye(DIM)
     v = np.linalg.solve(F, g[:, :, None])[:, :, 0]
@@ -149,7 +151,7 @@ def singular_fisher(rng: np.random.Generator) -> Steps:
 
 
 def indefinite_fisher(rng: np.random.Generator) -> Steps:
-    """A divergence that is none; some of its negative curvatures undo the damping, to the last bit or nearly."""
+    """An indefinite H, not a true divergence; some negative curvatures cancel the damping, exactly or nearly."""
     values = rng.standard_normal((ROWS, DIM)) * powers(rng, -3, 2, (ROWS, 1))
     values = np.where(rng.random((ROWS, 1)) < 0.3, -solvers.DAMPING, values)
     J = np.tile(np.eye(DIM), (ROWS, 1, 1))
@@ -205,7 +207,7 @@ def no_radius(rng: np.random.Generator) -> Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFamily(Family):
-    """A family of steps, and what is known of it beforehand."""
+    """A family of steps, and its known properties."""
 
     answer: Literal["refused", "some", "most", "known"]
     """Which rows move: none; some and not others; more than nine in ten; or a direct solver says which, and where."""
@@ -270,7 +272,7 @@ def test_natural_step(family: str):
 
 
 def check_family(family: str, p: Steps, d: np.ndarray, fraction: np.ndarray) -> None:
-    """Check what is known of a family beforehand: how many of its rows move, how far, and where to."""
+    """Check the known properties of a family: how many of its rows move, how far, and where to."""
     moving, answer = fraction > 0, STEPS[family].answer
     if answer == "some":
         assert 0.1 < moving.mean() < 0.9, "the family tests little"

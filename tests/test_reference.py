@@ -10,13 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import log_pi_of
 from compiling import fast_jit
 from jax.flatten_util import ravel_pytree
 
-from gpi.core import algorithms, objectives, solvers
-from gpi.core import normaliser as normalize
+from gpi.core import normaliser, objectives, rules, solvers
 from gpi.core.advantage import standardise, vtrace
-from gpi.core.policy import Layer, Theta, distribution, entropy, kl, log_prob, value
+from gpi.core.categorical import CategoricalTheta
+from gpi.core.critic import MlpCritic
+from gpi.core.gaussian import GaussianTheta
+from gpi.core.network import Layer, Net
+from gpi.core.policy import Theta
 from gpi.core.sample import Rollout, Sample, mean, weights
 
 FOLDER = Path(os.environ.get("GPI_FIXTURES", Path(__file__).parent / "fixtures"))
@@ -29,11 +33,11 @@ class Case(NamedTuple):
     z: dict[str, np.ndarray]
     settings: dict[str, Any]
     theta: Theta
-    phi: tuple[Layer, ...]
+    phi: MlpCritic
     sample: Sample  # advantages standardised over the whole batch
 
 
-def net(z: dict[str, np.ndarray], prefix: str) -> tuple[Layer, ...]:
+def net(z: dict[str, np.ndarray], prefix: str) -> Net:
     count = sum(name.startswith(f"{prefix}/layer") and name.endswith("/kernel") for name in z)
     return tuple(
         Layer(jnp.asarray(z[f"{prefix}/layer{i}/kernel"]), jnp.asarray(z[f"{prefix}/layer{i}/bias"]))
@@ -43,20 +47,21 @@ def net(z: dict[str, np.ndarray], prefix: str) -> tuple[Layer, ...]:
 
 def policy(z: dict[str, np.ndarray], prefix: str) -> Theta:
     log_std = z.get(f"{prefix}/log_std")
-    return Theta(net(z, prefix), None if log_std is None else jnp.asarray(log_std))
+    layers = net(z, prefix)
+    return CategoricalTheta(layers) if log_std is None else GaussianTheta(layers, jnp.asarray(log_std))
 
 
 def trace(z: dict[str, np.ndarray]) -> Rollout:
     last = np.append(z["trajectory"][1:] != z["trajectory"][:-1], True)
     valid = np.ones_like(last)
     arrays = (z["observations"], z["actions"], z["rewards"], z["next_observations"], z["terminated"], last, valid)
-    return Rollout(*map(jnp.asarray, arrays))
+    return Rollout(*(jnp.asarray(x)[:, None] for x in arrays))
 
 
 @fast_jit
 def prepared(theta: Theta, raw: Sample) -> Sample:
-    """With the ratios to theta, and standardised advantages."""
-    rho = objectives.ratio_to(algorithms.log_pi(theta, raw), raw.logp_i)
+    """Return the samples with their ratios to theta, and standardised advantages."""
+    rho = objectives.ratio_to(log_pi_of(theta, raw), raw.logp_i)
     return raw._replace(rho=rho, adv=standardise(raw.adv, rho, raw.weight))
 
 
@@ -67,7 +72,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     settings = json.loads((FOLDER / f"{request.param}.json").read_text())
     obs, action = jnp.asarray(z["observations"]), jnp.asarray(z["actions"])
     logp_i = jnp.asarray(z["behaviour_log_prob"])
-    theta, phi = policy(z, "policy"), net(z, "value")
+    theta, phi = policy(z, "policy"), MlpCritic(net(z, "value"))
     raw = Sample(
         obs, action, logp_i, logp_i, jnp.asarray(z["vtrace_advantages"]), jnp.asarray(z["vtrace_returns"]),
         jnp.asarray(z["sample_weights"]),
@@ -80,7 +85,7 @@ def flat(tree: Any) -> np.ndarray:
 
 
 def close(ours: Any, theirs: Any, rtol: float = 1e-5) -> None:
-    """Equal within rtol of the largest entry: float32 sums of either side carry that much."""
+    """Check equality within rtol of the largest entry, the rounding of float32 sums on either side."""
     theirs = np.asarray(theirs)
     np.testing.assert_allclose(np.asarray(ours), theirs, rtol=rtol, atol=rtol * float(np.abs(theirs).max()))
 
@@ -95,9 +100,9 @@ def test_there_are_cases():
 
 
 @fast_jit
-def read(theta: Theta, phi: tuple[Layer, ...], s: Sample) -> tuple[jax.Array, ...]:
-    pi_k = distribution(theta, s.obs)
-    return log_prob(pi_k, s.action), entropy(pi_k), value(phi, s.obs)
+def read(theta: Theta, phi: MlpCritic, s: Sample) -> tuple[jax.Array, ...]:
+    pi_k = theta.distribution(s.obs)
+    return pi_k.log_prob(s.action), pi_k.entropy(), phi.value(s.obs)
 
 
 def test_log_probabilities_entropy_and_values(case: Case):
@@ -107,17 +112,18 @@ def test_log_probabilities_entropy_and_values(case: Case):
 
 
 @fast_jit
-def advantages(phi: tuple[Layer, ...], rollout: Rollout, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return vtrace(rollout, value(phi, rollout.obs), value(phi, rollout.next_obs), *rest)
+def advantages(phi: MlpCritic, rollout: Rollout, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    v, v_next = (phi.value(x[:, 0])[:, None] for x in (rollout.obs, rollout.next_obs))
+    return vtrace(rollout, v, v_next, *rest)
 
 
 @pytest.mark.parametrize("kind", ["vtrace", "gae"])
 def test_advantages_and_targets(case: Case, kind: str):
     rho = case.sample.rho if kind == "vtrace" else jnp.ones_like(case.sample.rho)
     gamma, lam = jnp.float32(case.settings["gamma"]), jnp.float32(case.settings["lam"])
-    adv, target = advantages(case.phi, trace(case.z), rho, gamma, lam)
-    close(adv, case.z[f"{kind}_advantages"])
-    close(target, case.z[f"{kind}_returns"])
+    adv, target = advantages(case.phi, trace(case.z), rho[:, None], gamma, lam)
+    close(adv[:, 0], case.z[f"{kind}_advantages"])
+    close(target[:, 0], case.z[f"{kind}_returns"])
 
 
 def test_weights_of_the_mixture(case: Case):
@@ -136,7 +142,7 @@ def test_weights_of_the_mixture(case: Case):
 @fast_jit
 @jax.value_and_grad
 def ppo_loss(theta: Theta, s: Sample, eps: jax.Array) -> jax.Array:
-    return -objectives.clipped_surrogate(algorithms.log_pi(theta, s), s, eps)
+    return -objectives.clipped_surrogate(log_pi_of(theta, s), s, eps)
 
 
 @pytest.mark.parametrize("where", ["pi_k", "moved"])
@@ -156,9 +162,9 @@ class Distances(NamedTuple):
 
 @fast_jit
 def distances(theta_k: Theta, theta: Theta, s: Sample) -> Distances:
-    pi_k, pi = distribution(theta_k, s.obs), distribution(theta, s.obs)
-    logp = log_prob(pi, s.action)
-    divergences = mean(kl(pi_k, pi), s.weight), mean(kl(pi, pi_k), s.weight)
+    pi_k, pi = theta_k.distribution(s.obs), theta.distribution(s.obs)
+    logp = pi.log_prob(s.action)
+    divergences = mean(pi_k.kl(pi), s.weight), mean(pi.kl(pi_k), s.weight)
     return Distances(objectives.one_step_tv(logp, s), objectives.penalty(logp, s), *divergences)
 
 
@@ -171,21 +177,21 @@ def test_distances_at_the_moved_policy(case: Case):
 
 
 def test_value_loss_and_gradient(case: Case):
-    loss, gradient = fast_jit(jax.value_and_grad(algorithms.value_loss))(case.phi, case.sample)
+    loss, gradient = fast_jit(jax.value_and_grad(rules.value_loss))(case.phi, case.sample)
     close(loss, case.z["value/loss"])
     close(flat(gradient), case.z["value/grad"], 1e-4)
 
 
 def spread(theta_k: Theta, s: Sample):
-    pi_k = distribution(theta_k, s.obs)
-    return lambda pi: mean(kl(pi_k, pi), s.weight)
+    pi_k = theta_k.distribution(s.obs)
+    return lambda pi: mean(pi_k.kl(pi), s.weight)
 
 
 def objective(rule: str, s: Sample, delta: jax.Array):
     if rule == "trpo":
-        return lambda theta: objectives.surrogate(algorithms.log_pi(theta, s), s)
+        return lambda theta: objectives.surrogate(log_pi_of(theta, s), s)
     w, _ = target_of(s, delta)
-    return lambda theta: objectives.likelihood(algorithms.log_pi(theta, s), s, w)
+    return lambda theta: objectives.likelihood(log_pi_of(theta, s), s, w)
 
 
 def target_of(s: Sample, delta: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -202,7 +208,7 @@ def vmpo_delta(case: Case) -> jax.Array:
 
 def fisher(theta: Theta, s: Sample):
     x, unravel = ravel_pytree(theta)
-    return solvers.damped_fisher(lambda x: distribution(unravel(x), s.obs), spread(theta, s), x)
+    return solvers.damped_fisher(lambda x: unravel(x).distribution(s.obs), spread(theta, s), x)
 
 
 @fast_jit
@@ -250,17 +256,18 @@ def test_trpo_direction(case: Case):
 
 @functools.partial(fast_jit, static_argnums=0)
 def natural_step(rule: str, theta_k: Theta, s: Sample, delta: jax.Array) -> tuple[Theta, jax.Array, jax.Array]:
-    """The step, its fraction, and what it gains."""
+    """Return the step, its fraction, and its gain."""
     maximise, divergence = objective(rule, s, delta), spread(theta_k, s)
 
     def pi(theta: Theta) -> Any:
-        return distribution(theta, s.obs)
+        return theta.distribution(s.obs)
 
     def accept(theta: Theta) -> jax.Array:
         return (divergence(pi(theta)) <= 1.5 * delta) & (maximise(theta) >= maximise(theta_k))
 
-    theta, fraction = solvers.natural_step(maximise, pi, divergence, theta_k, delta, accept)
-    return theta, fraction, maximise(theta) - maximise(theta_k)
+    direction = solvers.natural_direction(maximise, pi, divergence, theta_k, delta)
+    step = solvers.take_step(theta_k, direction, accept)
+    return step.theta, step.fraction, maximise(step.theta) - maximise(theta_k)
 
 
 @pytest.mark.parametrize("rule", ["trpo", "vmpo"])
@@ -290,8 +297,8 @@ def test_adaptive_eps(case: Case):
 def test_normaliser(x64: None):
     with np.load(FOLDER / "normaliser.npz") as archive:
         z = dict(archive)
-    update_stats, std = fast_jit(normalize.update_stats), fast_jit(normalize.std)
-    stats, scalar = normalize.init_stats((3,)), normalize.init_stats(())
+    update_stats, std = fast_jit(normaliser.update_stats), fast_jit(normaliser.std)
+    stats, scalar = normaliser.init_stats((3,)), normaliser.init_stats(())
     for i in range(4):
         valid = jnp.ones(len(z[f"batch{i}"]), bool)
         stats = update_stats(stats, jnp.asarray(z[f"batch{i}"]), valid)
@@ -301,5 +308,5 @@ def test_normaliser(x64: None):
             close(stats.squares / (stats.count - 1.0), z[f"var{i}"])
             close(std(stats), z[f"std{i}"])
             close(std(scalar), z[f"scalar_std{i}"])
-    seen = fast_jit(lambda stats, obs: normalize.normalise_obs(normalize.lens(stats), obs))
+    seen = fast_jit(lambda stats, obs: normaliser.normalise_obs(normaliser.scaling_of(stats), obs))
     close(seen(stats, jnp.asarray(z["query"])), z["query_normalised"])

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, and what its pages name is real."""
+"""The documentation site builds without a warning, and everything that its pages name exists."""
 
 import ast
 import dataclasses
@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from gpi.cli import main
+from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.theory.mixture import mixture
-from gpi.training.config import Config
 
 pytest.importorskip("mkdocs")
 yaml = pytest.importorskip("yaml")
@@ -74,7 +74,7 @@ def test_every_page_is_in_the_navigation_and_built(build):
 
 
 class Fetched(HTMLParser):
-    """What a browser loads by itself to show a page."""
+    """The addresses that a browser loads by itself to show a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def test_extras_are_extras():
 
 
 def called(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """Calls of gpi's functions and classes, by their whole names."""
+    """Yield the calls of gpi's functions and classes, by their full names."""
     imported = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in ast.walk(tree)

@@ -31,7 +31,7 @@ def targets(adv: np.ndarray, mass: np.ndarray, delta: np.ndarray) -> Targets:
 
 
 def some(rng: np.random.Generator, least: int = 1) -> np.ndarray:
-    """Which columns hold samples: from `least` to all of them, small numbers as often as large ones."""
+    """Draw which columns hold samples: from `least` to all of them, small numbers as often as large ones."""
     size = np.floor(np.exp(rng.uniform(np.log(least), np.log(WIDTH + 1), (ROWS, 1))))
     return size > COLUMNS
 
@@ -41,7 +41,7 @@ def normal(rng: np.random.Generator) -> Targets:
 
 
 def two_samples(rng: np.random.Generator) -> Targets:
-    """Of equal probability, they attain the bound on the temperature as delta falls."""
+    """Two samples of equal probability reach the bound on the temperature as delta falls."""
     mass = (COLUMNS < 2) * np.where(rng.random((ROWS, 1)) < 0.5, 1.0, rng.uniform(1e-3, 1, (ROWS, WIDTH)))
     return targets(rng.standard_normal((ROWS, WIDTH)), mass, radii(rng))
 
@@ -123,9 +123,9 @@ def outliers(rng: np.random.Generator) -> Targets:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFamily(Family):
-    """A family of targets, and what is known of it beforehand."""
+    """A family of targets, and its known properties."""
 
-    settled_rows: int = 700  # at least so many of 1,000 have a root on which KL depends: else the family tests little
+    settled_rows: int = 700  # of 1,000 at least must have a root on which KL depends, or the family tests little
     ties: bool = False  # the cold target is uniform over the tied samples, so that its KL is known: -log of their mass
 
 
@@ -182,7 +182,7 @@ def tilt(gap: np.ndarray, base: np.ndarray, log_lam: float) -> tuple[float, floa
 
 @functools.cache
 def target_case(family: str) -> tuple[Targets, np.ndarray, np.ndarray, Roots]:
-    """The cases, their gaps to the best in units of the spread, their spreads, and the reference's roots."""
+    """Return the cases, their gaps to the best in units of the spread, their spreads, and the reference's roots."""
     case = TARGETS[family].draw(generator(family))
     supported = case.base > 0
     best = np.where(supported, case.adv, -np.inf).max(1)
@@ -194,7 +194,7 @@ def target_case(family: str) -> tuple[Targets, np.ndarray, np.ndarray, Roots]:
 
 
 def exact_root(gap: np.ndarray, base: np.ndarray, delta: float) -> tuple[float, float, float]:
-    """Brent's method in log lambda, in float64, on a bracket far wider than ours."""
+    """Find the root by Brent's method in log lambda, in float64, on a bracket far wider than ours."""
     base = base / base.sum()
     with np.errstate(under="ignore"):
         if tilt(gap, base, -50.0)[0] <= delta:
@@ -207,7 +207,7 @@ SOLVE = jax.jit(jax.vmap(objectives.target_weights))
 
 
 def solve_targets(case: Targets, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Our weights and temperatures, of 1,000 cases in one call."""
+    """Return our weights and temperatures of 1,000 cases, from one call."""
     base = case.base if dtype == np.float32 else case.base / case.base.sum(1, keepdims=True)
     w, lam = SOLVE(*(jnp.asarray(x, dtype) for x in (case.adv, base, case.delta)))
     assert w.dtype == lam.dtype == dtype
@@ -215,12 +215,12 @@ def solve_targets(case: Targets, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lowest(delta: np.ndarray) -> np.ndarray:
-    """The smallest log(lambda/spread) that we consider: e^20 below the bound of Hoeffding's lemma."""
+    """Return the smallest log(lambda/spread) that we consider: e^20 below the bound of Hoeffding's lemma."""
     return -0.5 * np.log(8 * delta) - 20
 
 
 def divergence_of(w: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """KL(psi‖psi_k) of given weights, in float64."""
+    """Return KL(psi‖psi_k) of given weights, in float64."""
     base = base / base.sum(1, keepdims=True)
     w = w / (base * w).sum(1, keepdims=True)
     return (base * (w * np.log(np.where(w > 0, w, 1.0)) - w + 1)).sum(1)

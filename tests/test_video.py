@@ -1,4 +1,4 @@
-"""Videos: what is in the file, that it is what evaluation plays, and what users are told when it cannot be made."""
+"""Videos: they show the episode that evaluation plays, or one line says why they cannot be made."""
 
 import ctypes
 import os
@@ -20,13 +20,13 @@ from gpi import standalone, video
 from gpi.envs import dmc, envpool, rendering, tasks
 from gpi.envs.pool import Spec
 from gpi.errors import DiskError, EnvironmentFault, UsageError
-from gpi.evaluation import evaluate
+from gpi.evaluation import act, evaluate, require_fit
 
 REMEDY = "run `apt-get install libegl1 libgl1-mesa-dri`"
 
 
 def no_opengl() -> str | None:
-    """Why this machine cannot draw without a display, found out without the code that is tested."""
+    """Return why this machine cannot draw without a display, or None; found without the code under test."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError as error:
@@ -57,7 +57,7 @@ def headless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def policy_for(observation_size: int, action_size: int, high: float | None = 1.0) -> standalone.Policy:
-    """A policy that nobody trained; with no bound, its actions are discrete."""
+    """Return an untrained policy; without a bound, its actions are discrete."""
     rng = np.random.default_rng(7)
     arrays = {
         "obs/mean": np.zeros(observation_size, np.float32), "obs/std": np.ones(observation_size, np.float32),
@@ -79,7 +79,7 @@ class Film(NamedTuple):
 
 
 def watch(path: Path) -> Film:
-    """The frames of a file, decoded."""
+    """Return the frames of a file, decoded."""
     if path.suffix == ".gif":
         with Image.open(path) as image:
             frames = []
@@ -95,7 +95,7 @@ def watch(path: Path) -> Film:
 
 
 def moves(film: Film) -> bool:
-    """Whether there is something to see on every frame, and whether it moves."""
+    """Return whether there is something to see on every frame, and whether it moves."""
     pixels = film.frames.astype(np.int16)
     change = np.abs(np.diff(pixels, axis=0)).max(axis=(1, 2, 3))
     return (
@@ -173,7 +173,7 @@ def test_without_libegl_one_line_says_what_to_install(monkeypatch: pytest.Monkey
         rendering.make_envpool("dmc/cheetah-run", 0, (0, 0))
 
 
-def test_what_the_drawing_process_refuses_is_one_line(tmp_path: Path):
+def test_a_refusal_of_the_drawing_process_is_one_line(tmp_path: Path):
     with pytest.raises(UsageError, match=r"^unknown task 'dmc/cheetah-fly': it must be one of"):
         video.record(policy_for(17, 6), tasks.Task("dmc/cheetah-fly", "dmc", own=False), tmp_path / "film.gif")
     assert os.listdir(tmp_path) == []
@@ -242,9 +242,13 @@ class Slide(gymnasium.Env):
 
 
 class Steady(standalone.Policy):
-    """A policy of which the actions are known."""
+    """A policy with known actions."""
+
+    discrete, start = False, 0
 
     def __init__(self, stop: int = -1):
+        layers = ((np.zeros((3, 2), np.float32), np.zeros(2, np.float32)),)
+        super().__init__(layers, np.zeros(3, np.float32), np.ones(3, np.float32), {})
         self.stop, self.seen = stop, []
 
     def __call__(self, obs: np.ndarray) -> Any:
@@ -314,7 +318,7 @@ def test_frames_are_written_as_they_come(tmp_path: Path):
     assert found.frames == 201 and peak < 30 * 240 * 320 * 3
 
 
-def test_makers_that_do_not_know_of_render_mode_are_called_without(tmp_path: Path):
+def test_makers_that_do_not_know_render_mode_are_called_without_it(tmp_path: Path):
     class Always(Slide):
         def __init__(self):
             super().__init__("rgb_array")
@@ -327,7 +331,7 @@ def test_makers_that_do_not_know_of_render_mode_are_called_without(tmp_path: Pat
 
 
 def render_as(result: Any) -> type:
-    """An environment of which render returns or raises something."""
+    """Return an environment whose render returns or raises `result`."""
 
     class Odd(Slide):
         def render(self) -> Any:
@@ -341,12 +345,12 @@ def render_as(result: Any) -> type:
 @pytest.mark.parametrize(
     ("result", "kind", "line"),
     [
-        (None, UsageError, r"render returned NoneType, a video needs .*; let what makes the .* take render_mode="),
+        (None, UsageError, r"render returned NoneType, a video needs .*; let its maker accept render_mode="),
         (NotImplementedError(), UsageError, "render returned NoneType, a video needs"),
         (np.zeros((8, 8, 3)), UsageError, r"render returned float64 \(8, 8, 3\), a video needs"),
         (np.zeros((8, 8), np.uint8), UsageError, r"render returned uint8 \(8, 8\), a video needs"),
         (lambda env: np.zeros((64, 64 + env.at // 9, 3), np.uint8), EnvironmentFault, "step .*draw all frames of one"),
-        (RuntimeError("out\nof paint"), EnvironmentFault, "render raised RuntimeError: out of paint; mend the"),
+        (RuntimeError("out\nof paint"), EnvironmentFault, "render raised RuntimeError: out of paint; fix the"),
         (
             gymnasium.error.DependencyNotInstalled("no pygame,\nrun `pip`"),
             UsageError,
@@ -355,7 +359,7 @@ def render_as(result: Any) -> type:
         (RuntimeError("Cannot initialize a EGL device display"), UsageError, REMEDY),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, result: Any, kind: type[Exception], line: str):
+def test_an_environment_that_cannot_be_drawn_is_one_line(tmp_path: Path, result: Any, kind: type[Exception], line: str):
     with pytest.raises(kind, match=line) as caught:
         film_of(render_as(result), tmp_path / "film.mp4")
     assert str(caught.value).startswith("mine:make") and "\n" not in str(caught.value)
@@ -363,25 +367,35 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, result: Any, kind: typ
 
 
 def test_policies_of_other_environments_are_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="does not act here: observation has shape"):
-        film_of(Slide, tmp_path / "film.mp4", policy_for(4, 2))
-    with pytest.raises(
-        UsageError, match=r"action is \[.*\], mine:make takes 2 numbers; name the one it was trained in"
+    for observations, actions, high, sees in (
+        (4, 2, 1.0, "sees 4 numbers and has 2 continuous actions"),
+        (3, 3, 1.0, "sees 3 numbers and has 3 continuous actions"),
+        (3, 2, None, "sees 3 numbers and has 2 discrete actions from 0"),
     ):
-        film_of(Slide, tmp_path / "film.mp4", policy_for(3, 3))
-    three = Spec("three", 1, 3, None, discrete=True, start=2)
-    assert [int(video.agents_action(three, action)) for action in (2, 3, np.int64(4))] == [0, 1, 2]
-    for action in (1, 5, 2.0, [2]):
-        with pytest.raises(UsageError, match=r"action is .*, three takes one of 3 actions; name the one"):
-            video.agents_action(three, action)
+        takes = "mine:make shows 3 and takes 2 continuous actions; name the environment it was trained in"
+        with pytest.raises(UsageError, match=rf"^the policy {sees}, {takes}$"):
+            film_of(Slide, tmp_path / "film.mp4", policy_for(observations, actions, high))
     assert os.listdir(tmp_path) == []
+
+
+def test_discrete_actions_must_be_counted_from_the_same_number():
+    """Otherwise an action could be outside the environment's range, which EnvPool would not notice."""
+    three = Spec("three", 1, 3, None, discrete=True, start=2)
+    policy = policy_for(1, 3, None)
+    with pytest.raises(UsageError, match=r"has 3 discrete actions from 0, three .* 3 discrete actions from 2; name"):
+        require_fit(policy, three)
+    policy.start = 2
+    require_fit(policy, three)
+    obs = np.linspace(-3, 3, 100, dtype=np.float32)[:, None]
+    assert set(act(policy, three, obs)) <= {0, 1, 2} and len(set(policy(obs))) > 1
+    assert (act(policy, three, obs) + 2 == policy(obs)).all()
 
 
 # --- files --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["film.mp4", "film.gif"])
-def test_an_interrupted_recording_leaves_what_was_there(tmp_path: Path, name: str):
+def test_an_interrupted_recording_leaves_the_old_file(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b"older")
     with pytest.raises(KeyboardInterrupt):
         film_of(Slide, tmp_path / name, Steady(stop=5))
@@ -422,7 +436,7 @@ def test_when_ffmpeg_fails_nothing_is_left(
         ("film.mp4", {"seed": -1}, "seed must be in"),
     ],
 )
-def test_wrong_wishes_are_one_line(tmp_path: Path, name: str, options: dict[str, Any], line: str):
+def test_requests_that_cannot_be_met_are_one_line(tmp_path: Path, name: str, options: dict[str, Any], line: str):
     (tmp_path / "dir.mp4").mkdir()
     with pytest.raises(UsageError, match=line):
         film_of(Slide, tmp_path / name, **options)

@@ -20,7 +20,7 @@ from gpi.errors import EnvironmentFault, GpiError, UsageError
 
 
 class Faulty(NamedTuple):
-    """A faulty environment: its name, what the line about it must contain, and what kind of error that is."""
+    """A faulty environment: its name, the words that the line about it must contain, and the kind of error."""
 
     name: str
     words: tuple[str, ...]
@@ -85,7 +85,7 @@ class Sound(gymnasium.Env):
 # --- making it ----------------------------------------------------------------------------------------------------
 
 
-@faulty("making it raised FileNotFoundError: no level 3; mend")
+@faulty("making it raised FileNotFoundError: no level 3; fix")
 class ConstructorRaises(Sound):
     def __init__(self):
         raise FileNotFoundError("no level 3")
@@ -143,7 +143,7 @@ COUNTED: dict[str, int] = {}
 
 
 def nth(name: str) -> int:
-    """Counts the environments made under a name."""
+    """Return how many environments have been made under a name, this one included."""
     COUNTED[name] = COUNTED.get(name, 0) + 1
     return COUNTED[name]
 
@@ -231,22 +231,22 @@ class SeesNanBounds(Sound):
         self.observation_space.high[1] = np.nan
 
 
-@faulty("action space MultiDiscrete is not supported; wrap it into Box or Discrete")
+@faulty("action space MultiDiscrete is not supported; wrap it in Box or Discrete")
 class ActsMultiDiscrete(Sound):
     action = spaces.MultiDiscrete([2, 3])
 
 
-@faulty("action space MultiBinary is not supported; wrap it into Box or Discrete")
+@faulty("action space MultiBinary is not supported; wrap it in Box or Discrete")
 class ActsMultiBinary(Sound):
     action = spaces.MultiBinary(3)
 
 
-@faulty("action space Dict is not supported; wrap it into Box or Discrete")
+@faulty("action space Dict is not supported; wrap it in Box or Discrete")
 class ActsDict(Sound):
     action = spaces.Dict({"a": spaces.Discrete(2)})
 
 
-@faulty("action space Tuple is not supported; wrap it into Box or Discrete")
+@faulty("action space Tuple is not supported; wrap it in Box or Discrete")
 class ActsTuple(Sound):
     action = spaces.Tuple((spaces.Discrete(2),))
 
@@ -256,7 +256,7 @@ class ActsNone(Sound):
     action = None
 
 
-@faulty("action space Box(0, 5, (2,), int64) has whole numbers; wrap it into Discrete, or use a floating dtype")
+@faulty("action space Box(0, 5, (2,), int64) has whole numbers; wrap it in Discrete, or use a floating dtype")
 class ActsIntegers(Sound):
     action = spaces.Box(0, 5, (2,), np.int64)
 
@@ -378,7 +378,7 @@ class ResetByInstance(Sound):
 
 @faulty("reset 1: reset ignores its seed", "self.np_random")
 class ResetKeepsSeed(Sound):
-    """Goes on drawing where the seed is the one it has already."""
+    """Goes on drawing random numbers if it is given the seed that it has already."""
 
     rng: Any = None
     last: int | None = None
@@ -392,7 +392,7 @@ class ResetKeepsSeed(Sound):
 
 @faulty("reset ignores its seed")
 class ResetCoin(Sound):
-    """Begins in one of two states, so that a single comparison may agree."""
+    """Starts in one of two states, so that a single comparison may agree."""
 
     observation = spaces.Discrete(2)
     toss = 0
@@ -405,7 +405,7 @@ class ResetCoin(Sound):
         return self.toss
 
 
-@faulty("reset 2: reset raised RuntimeError: still open; mend the environment")
+@faulty("reset 2: reset raised RuntimeError: still open; fix the environment")
 class SecondResetRaises(Sound):
     used = False
 
@@ -416,7 +416,7 @@ class SecondResetRaises(Sound):
         return super().reset(**options)
 
 
-@faulty("reset 1: reset raised AssertionError; mend the environment")
+@faulty("reset 1: reset raised AssertionError; fix the environment")
 class ResetAsserts(Sound):
     def reset(self, **options: Any) -> Any:
         raise AssertionError
@@ -467,19 +467,19 @@ class SeesNoneAtEnd(Sound):
         return None if self.t == self.length else self.state
 
 
-@faulty("reset 1: observation 2 is nan, no finite number")
+@faulty("reset 1: observation 2 is nan, which is not finite")
 class SeesNanAtReset(Sound):
     def see(self) -> Any:
         return np.array([0.0, 0.0, np.nan], np.float32)
 
 
-@faulty("step 5 of episode 1: observation 1 is nan, no finite number")
+@faulty("step 5 of episode 1: observation 1 is nan, which is not finite")
 class SeesNan(Sound):
     def see(self) -> Any:
         return np.array([0.0, np.nan if self.t == 5 else 0.0, 0.0], np.float32)
 
 
-@faulty("step 3 of episode 1: observation 0 is -inf, no finite number")
+@faulty("step 3 of episode 1: observation 0 is -inf, which is not finite")
 class SeesInfinity(Sound):
     observation = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -487,7 +487,7 @@ class SeesInfinity(Sound):
         return np.array([-np.inf if self.t == 3 else 0.0, 0.0, 0.0], np.float32)
 
 
-@faulty("step 3 of episode 1: observation 0 is inf, no finite number in float32")
+@faulty("step 3 of episode 1: observation 0 is inf, which is not finite in float32")
 class SeesHuge(Sound):
     observation = spaces.Box(-np.inf, np.inf, (3,), np.float64)
 
@@ -614,14 +614,14 @@ class SeesRagged(Sound):
 
 
 def pays(name: str, reward: Any, *words: str) -> None:
-    """A faulty environment of which the third reward is wrong."""
+    """Add a faulty environment whose third reward is wrong."""
     cls = type(name, (Sound,), {"pay": lambda self: reward if self.t == 3 else 0.5, "__module__": __name__})
     globals()[name] = faulty("step 3 of episode 1: reward is ", *words)(cls)
 
 
-pays("PaysInfinity", np.inf, "reward is inf, no finite number")
-pays("PaysNan", np.float32(np.nan), "reward is nan, no finite number")
-pays("PaysHuge", 1e300, "reward is inf, no finite number in float32")
+pays("PaysInfinity", np.inf, "reward is inf, which is not finite")
+pays("PaysNan", np.float32(np.nan), "reward is nan, which is not finite")
+pays("PaysHuge", 1e300, "reward is inf, which is not finite in float32")
 pays("PaysHugeInteger", 10**400, "of type int; return one number")
 pays("PaysArray", np.array([1.0]), "reward is '[1.]' of type ndarray; return one number")
 pays("PaysMatrix", np.eye(2), "reward is '[[1. 0.] [0. 1.]]' of type ndarray; return one number")
@@ -632,7 +632,7 @@ pays("PaysRagged", [1, [2, 3]], "of type list; return one number")
 
 
 def flags(name: str, what: str, value: Any, *words: str) -> None:
-    """A faulty environment of which a flag is wrong in step 2."""
+    """Add a faulty environment with a wrong flag in step 2."""
     body = {what: lambda self: value if self.t == 2 else False, "__module__": __name__}
     globals()[name] = faulty("step 2 of episode 1: ", *words)(type(name, (Sound,), body))
 
@@ -705,7 +705,7 @@ class Unspeakable(Exception):
 
 
 def crashes(name: str, error: BaseException, *words: str, step: int = 9) -> None:
-    """A faulty environment that raises in some step."""
+    """Add a faulty environment that raises in some step."""
 
     def pay(self: Any) -> float:
         if self.t == step:
@@ -717,19 +717,19 @@ def crashes(name: str, error: BaseException, *words: str, step: int = 9) -> None
     globals()[name] = faulty(line, *words)(type(name, (Sound,), body))
 
 
-crashes("CrashesWithValue", ValueError("bad joint"), "ValueError: bad joint; mend the environment")
-crashes("CrashesWithLines", ValueError("one\n  two\r\n\tthree"), "ValueError: one two three; mend")
-crashes("CrashesWithColour", ValueError("\x1b[31mred\x07"), "ValueError: ?[31mred?; mend")
-crashes("CrashesWithNothing", ValueError(), "raised ValueError; mend")
-crashes("CrashesUnspeakably", Unspeakable(), "raised Unspeakable: a Unspeakable; mend")
+crashes("CrashesWithValue", ValueError("bad joint"), "ValueError: bad joint; fix the environment")
+crashes("CrashesWithLines", ValueError("one\n  two\r\n\tthree"), "ValueError: one two three; fix")
+crashes("CrashesWithColour", ValueError("\x1b[31mred\x07"), "ValueError: ?[31mred?; fix")
+crashes("CrashesWithNothing", ValueError(), "raised ValueError; fix")
+crashes("CrashesUnspeakably", Unspeakable(), "raised Unspeakable: a Unspeakable; fix")
 crashes("CrashesWithAssertion", AssertionError("x > 0"), "AssertionError: x > 0")
 crashes("CrashesLate", KeyError("wheel"), "KeyError: 'wheel'", step=400)
 crashes("Exits", SystemExit(0), "SystemExit: 0")
 crashes("CrashesFromBelow", OSError(5, "disk"), "OSError: [Errno 5] disk")
-crashes("CrashesWithNovel", ValueError("x" * 5000), "xxx…; mend the environment")
+crashes("CrashesWithNovel", ValueError("x" * 5000), "xxx…; fix the environment")
 
 
-@faulty("step 1 of episode 1: step raised ZeroDivisionError: ", "mend the environment")
+@faulty("step 1 of episode 1: step raised ZeroDivisionError: ", "fix the environment")
 class Divides(Sound):
     def pay(self) -> Any:
         return 1 / (self.t - 1)
@@ -741,7 +741,7 @@ class Recurses(Sound):
         return self.pay()
 
 
-@faulty("of episode", "step raised KeyError: 199; mend the environment")
+@faulty("of episode", "step raised KeyError: 199; fix the environment")
 class CrashesForOneAction(Sound):
     action = spaces.Discrete(200)
 
@@ -752,7 +752,7 @@ class CrashesForOneAction(Sound):
 
 @faulty("of episode 1: step raised IndexError")
 class CrashesAtBound(Sound):
-    """The table has an entry less than it needs."""
+    """Looks actions up in a table that is one entry too short."""
 
     def step(self, action: Any) -> Any:
         np.zeros(10)[int(10 * (action[0] + 2.0) / 5.0)]
@@ -767,10 +767,10 @@ MODULES = {
     "zoo_unreadable": "def make(:\n",
     "zoo_exits": "import sys\nsys.exit(3)\n",
 }
-"""Modules that cannot be imported, and what is in them."""
+"""Modules that cannot be imported, and their content."""
 
 ZOO += [
-    Faulty("zoo_raises:make", ("importing zoo_raises failed: KeyError: 'size'; mend the module",)),
+    Faulty("zoo_raises:make", ("importing zoo_raises failed: KeyError: 'size'; fix the module",)),
     Faulty("zoo_lacks:make", ("importing zoo_lacks failed: No module named 'a_module_that_nobody_has'; install",)),
     Faulty("zoo_unreadable:make", ("importing zoo_unreadable failed: SyntaxError",)),
     Faulty("zoo_exits:make", ("importing zoo_exits failed: SystemExit: 3",)),
@@ -787,7 +787,7 @@ ZOO += [
 
 @sound
 class SeesDict(Sound):
-    """Keys come in any order, parts in any allowed form."""
+    """Returns keys in any order, and parts in any allowed form."""
 
     observation = spaces.Dict(
         {
@@ -820,7 +820,7 @@ class SeesScalar(Sound):
 
 @sound
 class SeesBounds(Sound):
-    """Always at bounds that float32 cannot hold."""
+    """Shows values at bounds that float32 cannot hold."""
 
     observation = spaces.Box(-0.1, 0.1, (3,), np.float64)
 
@@ -850,7 +850,7 @@ class StartsAtFive(Sound):
 
 @sound
 class SeesInPlace(Sound):
-    """Returns the same array every time, and spoils it as soon as it is asked for the next one."""
+    """Returns the same array every time, and overwrites it in the next step."""
 
     length = 300
 
@@ -918,14 +918,14 @@ class Endless(Sound):
 
 
 class Shaky(Sound):
-    """Begins from its seed, steps as it likes."""
+    """Starts from its seed, but steps at random."""
 
     def see(self) -> Any:
         return self.state + (np.float32(np.random.default_rng().random()) if self.t else np.float32(0.0))
 
 
 class SharesRandomNumbers(Sound):
-    """Seeds what all environments draw from: alone it repeats itself, in a pool it does not."""
+    """Seeds a generator that all environments share: alone it repeats itself, in a pool it does not."""
 
     def reset(self, **options: Any) -> Any:
         np.random.seed(options["seed"])  # noqa: NPY002
@@ -936,14 +936,14 @@ class SharesRandomNumbers(Sound):
 
 
 class EndsByLuck(Sound):
-    """Ends almost always at once, whatever its seed: no reason to think that ends stay."""
+    """Ends by chance, often at once, whatever its seed: not because an end survives a reset."""
 
     def over(self) -> Any:
         return bool(np.random.default_rng().random() < 0.5)
 
 
 class EndsByAge(Sound):
-    """Ends at every third step of its life, which after 1100 steps is the first of an episode."""
+    """Ends at every third step since it was made, which after 1100 steps is the first of an episode."""
 
     age = 0
 
@@ -956,7 +956,7 @@ class EndsByAge(Sound):
 
 
 class Wanders(Sound):
-    """Sound, and its episodes have 1 to 30 steps."""
+    """A sound environment with episodes of 1 to 30 steps."""
 
     def reset(self, **options: Any) -> Any:
         out = super().reset(**options)

@@ -4,12 +4,12 @@ Importing this package changes no global setting and does not start JAX.
 """
 
 from gpi.api import audit, resume, train
+from gpi.config import Config
 from gpi.errors import GpiError, UsageError
 from gpi.evaluation import Evaluation, evaluate
 from gpi.policy_file import Policy, load
 from gpi.rundir.run import Run
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
-from gpi.training.config import Config
 
 __version__ = "0.1.0"
 __all__ = [

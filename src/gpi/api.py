@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpi.callbacks import Callback, TensorBoard
+from gpi.config import Config
+from gpi.envs import tasks
 from gpi.errors import UsageError
 from gpi.report.audit import AuditSummary, summarise
 from gpi.rundir.run import Run, open_run
-from gpi.training.config import Config
-
-if TYPE_CHECKING:
-    from gpi.callbacks import Callback
 
 
 def train(
@@ -21,7 +20,7 @@ def train(
 ) -> Run:  # fmt: skip
     """Train `algorithm` in `env` and return the Run; `settings` are the fields of `Config`, e.g. seeds and steps.
 
-    Ctrl-C ends the run after its iteration, with everything written, and returns what there is.
+    Ctrl-C ends the run after its iteration, with everything written, and returns the run so far.
 
     Args:
         algorithm: ppo, trpo, vmpo, geppo, getrpo or gevmpo.
@@ -33,9 +32,7 @@ def train(
         tensorboard: Write TensorBoard events into the run directory.
         settings: Fields of `Config`.
     """
-    from gpi.envs import tasks
-    from gpi.training.session import Guests
-    from gpi.training.train import train as run_config
+    from gpi.training import train as training  # it needs all of gpi
 
     if not (callable(env) or isinstance(env, str)):
         raise UsageError(
@@ -43,42 +40,39 @@ def train(
         )
     make = env if callable(env) else None
     name = tasks.name_of(env) if callable(env) else env
-    guests = Guests(make, with_tensorboard(callbacks, tensorboard))
+    user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
     config = Config(task=name, algorithm=algorithm, **settings)
-    return run_config(config, Path(out) if out else None, quiet, guests)[0]
+    return training.train(config, Path(out) if out else None, user, quiet=quiet)[0]
 
 
 def resume(
     run: str | Path | Run, *, env: str | Callable[..., Any] | None = None, steps: int | None = None,
     allow_drift: bool = False, quiet: bool = False, callbacks: Sequence[Callback] = (), tensorboard: bool = False,
 ) -> Run:  # fmt: skip
-    """Continue an interrupted run to the bit as if it had never been, or extend a finished one to `steps` in all.
+    """Continue an interrupted run, bit for bit, as if it had never been interrupted; or extend a finished one.
 
     Where versions, threads or layout changed it raises `gpi.errors.FileError`, unless drift is allowed. A run in an
     environment of your own needs `env`, the function or name it was trained with: no file may name code to import.
     """
-    from gpi.training.session import Guests
-    from gpi.training.train import resume as resume_run
+    from gpi.training import train as training
 
-    guests = Guests(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))
+    user = training.UserCode(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))
     name = env if isinstance(env, str) else ""
-    return resume_run(directory_of(run), steps, allow_drift, quiet, name, guests)[0]
+    return training.resume(directory_of(run), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)[0]
 
 
 def audit(run: str | Path | Run) -> AuditSummary:
-    """How often each bound of the theory held over all updates and seeds of a run, and how badly one broke."""
+    """Count how often each bound of the theory held over all updates and seeds of a run, and find the worst update."""
     return summarise(open_run(directory_of(run)))
 
 
 def directory_of(run: str | Path | Run) -> Path:
-    """The directory of a run."""
+    """Return the directory of a run."""
     return run.dir if isinstance(run, Run) else Path(run)
 
 
 def with_tensorboard(callbacks: Sequence[Callback], tensorboard: bool) -> list[Callback]:
-    """Callbacks with one that writes TensorBoard events, if asked for."""
+    """Return the callbacks, with one added that writes TensorBoard events if requested."""
     if not tensorboard:
         return list(callbacks)
-    from gpi.callbacks import TensorBoard
-
     return [*callbacks, TensorBoard()]

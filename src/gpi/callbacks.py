@@ -1,65 +1,133 @@
-"""Callbacks: functions that see a `Report` after every iteration, and end the run early by returning True."""
+"""Callbacks: functions that are called with a `Report` after every iteration; returning True ends the run early.
+
+A callback that has a method `close` is closed when the run ends, however it ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from gpi import files
 from gpi.errors import DiskError, EnvironmentFault, UsageError
-from gpi.evaluation import Evaluation
-from gpi.training.progress import Report
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
+
+    from gpi.evaluation import Evaluation
+    from gpi.standalone import Policy
+
+__all__ = ["Callback", "Evaluate", "PrintEvery", "Report", "StopAt", "TensorBoard"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The state of a run after an iteration, as progress shows it and callbacks receive it."""
+
+    directory: Path
+    iteration: int
+    seeds: tuple[int, ...]
+    steps: int
+    """Environment steps of the slowest seed that can still learn: the run ends when they reach `of`."""
+    of: int
+    seed_steps: np.ndarray
+    """[seeds], environment steps of each."""
+    returns: np.ndarray
+    """[seeds], mean of each seed's last ten episodes; NaN before the first."""
+    metrics: dict[str, np.ndarray]
+    """The columns of metrics.csv, `[seeds]` each; NaN for a seed that is frozen."""
+    policy: Callable[[int], Policy]
+    """The current policy of a seed."""
+    evaluate: Callable[[int], Evaluation]
+    """Plays the given number of episodes with each current policy."""
+    say: Callable[[str], None]
+    """Shows a line, above the bar where there is one."""
+
+    @property
+    def tv(self) -> float:
+        """One-step TV, mean over seeds."""
+        return mean_of(self.metrics["tv"])
+
+    @property
+    def tv_bound(self) -> float:
+        """Bound of the one-step TV, eps_gpi/2."""
+        return 0.5 * mean_of(self.metrics["eps_gpi"])
+
+
+def mean_of(x: np.ndarray) -> float:
+    """Return the mean of the values that are not NaN."""
+    seen = x[~np.isnan(x)]
+    return float(seen.mean()) if len(seen) else float("nan")
+
 
 Callback = Callable[[Report], bool | None]
 
-__all__ = ["Callback", "Evaluate", "PrintEvery", "Report", "StopAt", "TensorBoard"]
+
+@runtime_checkable
+class Closable(Protocol):
+    """Something that must be closed after use."""
+
+    def close(self) -> None:
+        """Release its resources."""
+        ...
+
+
+def close_all(callbacks: Iterable[Callback]) -> None:
+    """Close the callbacks that can be closed; if one fails to close, the others are closed all the same."""
+    with ExitStack() as stack:
+        for callback in callbacks:
+            if isinstance(callback, Closable):
+                stack.callback(callback.close)
 
 
 class StopAt:
     """Ends the run once every seed's recent training return has reached `episode_return`."""
 
     def __init__(self, episode_return: float):
-        """The return to reach, as mean of each seed's last ten episodes."""
+        """`episode_return` is compared with the mean of each seed's last ten episodes."""
         self.episode_return = episode_return
 
     def __call__(self, report: Report) -> bool:
-        """Whether all have reached it; a seed without a finished episode has not."""
+        """Return whether all seeds have reached it; a seed without a finished episode has not."""
         return bool((report.returns >= self.episode_return).all())
 
 
 class PrintEvery:
-    """Prints a line every so many iterations."""
+    """Prints a line every few iterations."""
 
-    def __init__(self, iterations: int = 10, show: Callable[[str], Any] = print):
-        """`show` takes the line, also where the run is quiet."""
+    def __init__(self, iterations: int = 10, show: Callable[[str], object] = print):
+        """Print every `iterations` iterations; `show` is called with the line, even if the run is quiet."""
         self.iterations, self.show = iterations, show
 
     def __call__(self, report: Report) -> None:
-        """Print, when it is time."""
+        """Print, if it is time."""
         if report.iteration % self.iterations == 0:
             returns = ", ".join(f"{seed}: {x:.1f}" for seed, x in zip(report.seeds, report.returns, strict=True))
             self.show(f"{report.steps:,} steps, return by seed {returns}")
 
 
 class Evaluate:
-    """Evaluates the current policies every so many iterations, and writes `evaluations.csv` in the run directory."""
+    """Evaluates the current policies every few iterations, and writes `evaluations.csv` in the run directory."""
 
     def __init__(self, every: int = 50, episodes: int = 10, stop_at: float = np.inf):
-        """Every `every` iterations, `episodes` per seed; ends the run when all seeds' means reach `stop_at`."""
+        """Play `episodes` per seed every `every` iterations; end the run when all seeds' means reach `stop_at`."""
         self.every, self.episodes, self.stop_at = every, episodes, stop_at
         self.results: list[tuple[int, Evaluation]] = []
 
     def __call__(self, report: Report) -> bool:
-        """Evaluate, when it is time."""
+        """Evaluate, if it is time."""
         if report.iteration % self.every:
             return False
         try:
             result = report.evaluate(self.episodes)
             self.results.append((report.steps, result))
             self._write(report, result)
-        except EnvironmentFault as error:  # training is not touched by it
+        except EnvironmentFault as error:  # training is not affected
             report.say(f"warning: evaluation after {report.steps:,} steps failed: {error}")
             return False
         except DiskError as error:
@@ -67,7 +135,7 @@ class Evaluate:
         return all(mean >= self.stop_at for mean in result.means.values())
 
     def _write(self, report: Report, result: Evaluation) -> None:
-        """Add to the table; what a run that was killed wrote of later iterations is written again."""
+        """Append rows, replacing any that a killed run wrote for later iterations."""
         path = report.directory / "evaluations.csv"
         rows = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
         lines = ["seed,iteration,steps,return,low,high,episodes"]
@@ -83,17 +151,17 @@ class TensorBoard:
     """Writes every metric of every seed as TensorBoard events, into `tb/` of the run directory."""
 
     def __init__(self) -> None:
-        """The files begin with the first report."""
-        self.writers: dict[int, Any] = {}
+        """Open no file yet: that happens at the first report."""
+        self.writers: dict[int, SummaryWriter] = {}
         require_tensorboard()
 
     def __call__(self, report: Report) -> None:
-        """One point per metric."""
+        """Write one point per metric."""
         for p, seed in enumerate(report.seeds):
             steps = int(report.seed_steps[p])
             if seed not in self.writers:
-                place = report.directory / "tb" / f"seed-{seed}"
-                self.writers[seed] = require_tensorboard()(str(place), purge_step=steps)
+                path = report.directory / "tb" / f"seed-{seed}"
+                self.writers[seed] = require_tensorboard()(str(path), purge_step=steps)
             writer = self.writers[seed]
             for name, values in report.metrics.items():
                 if np.isfinite(values[p]):
@@ -101,14 +169,14 @@ class TensorBoard:
             writer.flush()
 
     def close(self) -> None:
-        """No more events of this run."""
+        """Close the files."""
         for writer in self.writers.values():
             writer.close()
         self.writers.clear()
 
 
-def require_tensorboard() -> Any:
-    """The writer of TensorBoard events, an optional package."""
+def require_tensorboard() -> type[SummaryWriter]:
+    """Return the class that writes TensorBoard events; raise UsageError if its optional package is missing."""
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError as error:

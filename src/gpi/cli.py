@@ -1,4 +1,4 @@
-"""The command line. Parsing and printing only: every verb calls a function anyone can call."""
+"""The command line. It only parses and prints: every command calls a function that anyone can call."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from gpi.cli_policies import ENV, add_eval, add_export, add_record, whole
-from gpi.envs import dmc, envpool
+from gpi.api import with_tensorboard
+from gpi.cli_policies import add_eval, add_export, add_record
+from gpi.cli_types import ENV, Parser, units, whole
+from gpi.config import Config
+from gpi.envs import dmc, envpool, tasks
 from gpi.errors import EnvironmentFault, GpiError, UsageError
-from gpi.report.audit import AuditSummary, percent
-from gpi.rundir.run import Run
+from gpi.report.audit import AuditSummary, percent, summarise
+from gpi.rundir.run import CURVE, FINAL_STEPS, Run, open_run
 from gpi.theory.mixture import Mixture, mixture
-from gpi.training.config import Config
+
+if TYPE_CHECKING:
+    from gpi.cli_types import Verbs
 
 EXIT_CODES = """exit codes:
   0 done (also with some seeds frozen: see the last lines and DONE)   1 a bug in gpi   2 bad input
@@ -44,22 +49,13 @@ EXAMPLES = """examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error in one line with the way to help, and exit with code 2."""
-        print(f"gpi: {message}; see `{self.prog} --help`", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; return the exit code."""
     parsed = parser().parse_args(arguments)
     try:
         return parsed.run(parsed)
     except GpiError as error:
-        print(f"gpi: {error}{kept_traceback(error)}", file=sys.stderr)
+        print(f"gpi: {error}{save_traceback(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # training has its own way to end
         print("gpi: interrupted", file=sys.stderr)
@@ -68,11 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def kept_traceback(error: GpiError) -> str:
-    """Where the traceback of a user's environment is, if it raised and no run directory has it."""
+def save_traceback(error: GpiError) -> str:
+    """Save the traceback of a user's environment, unless a run directory has it; return words that say where."""
     if not isinstance(error, EnvironmentFault) or "(traceback: " in str(error):
         return ""
-    from gpi.envs.checks import traceback_of
+    from gpi.envs.faults import traceback_of
 
     text = traceback_of(error)
     if text is None:
@@ -84,7 +80,7 @@ def kept_traceback(error: GpiError) -> str:
 
 
 def parser() -> Parser:
-    """All commands and their options."""
+    """Return the parser of all commands and their options."""
     formatter = argparse.RawDescriptionHelpFormatter
     top = Parser(
         prog="gpi",
@@ -106,8 +102,8 @@ def parser() -> Parser:
     return top
 
 
-def add_train(verbs: Any) -> None:
-    """`gpi train`: one option per field of Config."""
+def add_train(verbs: Verbs) -> None:
+    """Add `gpi train`, with one option per field of Config."""
     verb = verbs.add_parser(
         "train", help="train a population of seeds on one task", epilog=f"{EXAMPLES}\n{EXIT_CODES}",
         description="Train a population of seeds on one task. Defaults are the paper's settings.",
@@ -122,7 +118,7 @@ def add_train(verbs: Any) -> None:
 
 
 def add_setting(verb: argparse.ArgumentParser, field: dataclasses.Field[Any], kind: Any) -> None:
-    """One field of Config as an option; the one without default is positional."""
+    """Add one field of Config as an option; the field without default is positional."""
     text = field.metadata["help"].replace("%", "%%")
     if field.default is dataclasses.MISSING:
         verb.add_argument(field.name, metavar=field.name.upper(), help=text)
@@ -137,27 +133,19 @@ def add_setting(verb: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
     verb.add_argument(option, dest=field.name, default=field.default, type=kind, metavar=field.name.upper(), help=text)
 
 
-def units(text: str) -> tuple[int, ...]:
-    """Comma-separated whole numbers."""
-    return tuple(int(part) for part in text.split(","))
-
-
 def run_train(parsed: argparse.Namespace) -> int:
     """Train, then say where everything is."""
-    from gpi.api import with_tensorboard
-    from gpi.training.session import Guests
-    from gpi.training.train import train
+    from gpi.training.train import UserCode, train  # only training needs all of gpi
 
     config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
-    return closing(*train(config, parsed.out, guests=Guests(callbacks=with_tensorboard((), parsed.tensorboard))))
+    user = UserCode(callbacks=with_tensorboard((), parsed.tensorboard))
+    return closing(*train(config, parsed.out, user))
 
 
 def closing(run: Run, signal: int | None) -> int:
-    """Say what a run came to and where it is; returns the exit code."""
-    from gpi.training.session import CURVE
-
+    """Say how a run ended and where it is; return the exit code."""
     returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
-    print(f"final return (mean over the last 204,800 steps): {returns}")
+    print(f"final return (mean over the last {FINAL_STEPS:,} steps): {returns}")
     if (run.dir / CURVE).exists():
         print(f"learning curve: {run.dir / CURVE}")
     if signal is not None:
@@ -168,12 +156,12 @@ def closing(run: Run, signal: int | None) -> int:
     return 0
 
 
-def add_resume(verbs: Any) -> None:
-    """`gpi resume`."""
+def add_resume(verbs: Verbs) -> None:
+    """Add `gpi resume`."""
     verb = verbs.add_parser(
         "resume", help="continue an interrupted run exactly, or extend a finished one",
-        description="Continue a run to the bit as if it had never been interrupted, from its newest valid checkpoint; "
-        "without one, from the beginning.",
+        description="Continue a run, bit for bit, as if it had never been interrupted, from its newest valid "
+        "checkpoint; without one, from the beginning.",
         epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory")
@@ -191,16 +179,14 @@ def add_resume(verbs: Any) -> None:
 
 def run_resume(parsed: argparse.Namespace) -> int:
     """Resume, then say where everything is."""
-    from gpi.api import with_tensorboard
-    from gpi.training.session import Guests
-    from gpi.training.train import resume
+    from gpi.training.train import UserCode, resume
 
-    guests = Guests(callbacks=with_tensorboard((), parsed.tensorboard))
-    return closing(*resume(parsed.run_dir, parsed.steps, parsed.allow_drift, env=parsed.env, guests=guests))
+    user = UserCode(callbacks=with_tensorboard((), parsed.tensorboard))
+    return closing(*resume(parsed.run_dir, parsed.steps, user, env=parsed.env, allow_drift=parsed.allow_drift))
 
 
-def add_check(verbs: Any) -> None:
-    """`gpi check`."""
+def add_check(verbs: Verbs) -> None:
+    """Add `gpi check`."""
     verb = verbs.add_parser(
         "check", help="find what is wrong with an environment before training in it",
         description="Play a few episodes with random actions and hold the environment to Gymnasium's contract. The "
@@ -211,8 +197,7 @@ def add_check(verbs: Any) -> None:
 
 
 def run_check(parsed: argparse.Namespace) -> int:
-    """Check, and say what the agent will see and do."""
-    from gpi.envs import tasks
+    """Check an environment, and say what the agent will see and do."""
     from gpi.envs.checks import check
 
     found = check(tasks.find(parsed.task))
@@ -225,8 +210,8 @@ def run_check(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def add_plot(verbs: Any) -> None:
-    """`gpi plot`."""
+def add_plot(verbs: Verbs) -> None:
+    """Add `gpi plot`."""
     verb = verbs.add_parser("plot", help="learning curves of one run or several, every seed visible")
     verb.add_argument("runs", nargs="+", metavar="DIR", help="run directories; one panel per task")
     verb.add_argument(
@@ -236,18 +221,17 @@ def add_plot(verbs: Any) -> None:
 
 
 def run_plot(parsed: argparse.Namespace) -> int:
-    """Draw, and say where."""
+    """Draw learning curves, and say where they are."""
     from gpi.report.curves import learning_curves
-    from gpi.rundir.run import open_run
 
     runs = [open_run(directory) for directory in parsed.runs]
-    learning_curves(runs, picture(parsed.out))
+    learning_curves(runs, require_picture(parsed.out))
     print(f"learning curves: {parsed.out}")
     return 0
 
 
-def add_audit(verbs: Any) -> None:
-    """`gpi audit`."""
+def add_audit(verbs: Verbs) -> None:
+    """Add `gpi audit`."""
     verb = verbs.add_parser(
         "audit", help="did the guarantee hold? every update of one run or several against the theory's bounds",
         description="Count over all updates and seeds whether each bound of the theory held, and draw how it went. "
@@ -260,10 +244,7 @@ def add_audit(verbs: Any) -> None:
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
-    """Print the counts; draw unless JSON was asked for."""
-    from gpi.report.audit import summarise
-    from gpi.rundir.run import open_run
-
+    """Print the counts, and draw them unless only JSON is wanted."""
     runs = [open_run(directory) for directory in parsed.runs]
     summaries = [summarise(run) for run in runs]
     if parsed.json:
@@ -273,14 +254,14 @@ def run_audit(parsed: argparse.Namespace) -> int:
     if parsed.out is not None or not parsed.json:
         from gpi.report.audit_figure import audit_figure
 
-        path = picture(parsed.out or runs[0].dir / "audit.png")
+        path = require_picture(parsed.out or runs[0].dir / "audit.png")
         audit_figure(runs, summaries, path)
         print(f"figure: {path}", file=sys.stderr if parsed.json else sys.stdout)
     return 0
 
 
 def audit_table(summaries: Sequence[AuditSummary]) -> str:
-    """The audits for people: the share of updates inside each bound, and the worst of them."""
+    """Return audits as a table for people: the share of updates inside each bound, and the worst update."""
     header = ("run", "algorithm", "trust", "updates", "eq (11)", "worst", "one-step", "worst", "KL", "worst", "kept",
               "ESS")  # fmt: skip
     rows: list[tuple[str, ...]] = [header]
@@ -301,8 +282,8 @@ def audit_table(summaries: Sequence[AuditSummary]) -> str:
     ])  # fmt: skip
 
 
-def picture(path: Path) -> Path:
-    """A file name that a picture can have."""
+def require_picture(path: Path) -> Path:
+    """Return the path if a picture can be written there, otherwise raise UsageError."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UsageError(f"picture {path} must end in .png, .pdf or .svg; use {path.with_suffix('.png')}")
     if not path.parent.is_dir():
@@ -310,8 +291,8 @@ def picture(path: Path) -> Path:
     return path
 
 
-def add_mixture(verbs: Any) -> None:
-    """`gpi mixture`."""
+def add_mixture(verbs: Verbs) -> None:
+    """Add `gpi mixture`."""
     verb = verbs.add_parser("mixture", help="the optimal mixture over prior policies, Theorem 4, and what it gains")
     verb.add_argument("--B", type=whole, default=2, help="on-policy batch size in units of n (default: 2)")
     verb.add_argument("--kappa", type=float, default=1.0, help="0: large updates, 1: large samples (default: 1.0)")
@@ -323,12 +304,12 @@ def add_mixture(verbs: Any) -> None:
 
 
 def run_mixture(parsed: argparse.Namespace) -> int:
-    """Print the mixture; draw figure 1 if asked."""
+    """Print the mixture, and draw figure 1 if a file is given."""
     best = mixture(parsed.B, parsed.kappa, parsed.eps, parsed.n)
     if parsed.plot is not None:
         from gpi.report.mixture import figure_1
 
-        figure_1(picture(parsed.plot), parsed.B, parsed.kappa)
+        figure_1(require_picture(parsed.plot), parsed.B, parsed.kappa)
     print(json.dumps(dataclasses.asdict(best)) if parsed.json else mixture_table(best, parsed))
     if parsed.plot is not None and not parsed.json:
         print(f"figure: {parsed.plot}")
@@ -336,7 +317,7 @@ def run_mixture(parsed: argparse.Namespace) -> int:
 
 
 def mixture_table(best: Mixture, parsed: argparse.Namespace) -> str:
-    """The mixture for people."""
+    """Return the mixture as a table for people."""
     N = parsed.B * parsed.n
     lines = [f"Optimal mixture over prior policies (Theorem 4), B = {parsed.B}, kappa = {parsed.kappa:g}", ""]
     lines += ["  age i   nu_i", "  -----   --------"]
@@ -354,8 +335,8 @@ def mixture_table(best: Mixture, parsed: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def add_tasks(verbs: Any) -> None:
-    """`gpi tasks`."""
+def add_tasks(verbs: Verbs) -> None:
+    """Add `gpi tasks`."""
     verb = verbs.add_parser("tasks", help="list the tasks that run on EnvPool; any other Gymnasium id works too")
     verb.add_argument("--json", action="store_true", help="print a JSON list")
     verb.set_defaults(run=run_tasks)

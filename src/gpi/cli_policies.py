@@ -1,27 +1,23 @@
-"""The commands that use trained policies: eval, record and export."""
+"""The commands for trained policies: eval, record and export."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from gpi.cli_types import ENV, whole
 from gpi.evaluation import Evaluation, evaluate, policies_of, task_of
+from gpi.export import export
+from gpi.video import record
 
-ENV = "the environment by name; needed for your own, which no run directory may name for you"
-
-
-def whole(text: str) -> int:
-    """A whole number, also as 1e6 or 1_000_000."""
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError
-    return int(number)
+if TYPE_CHECKING:
+    from gpi.cli_types import Verbs
 
 
-def add_eval(verbs: Any) -> None:
-    """`gpi eval`."""
+def add_eval(verbs: Verbs) -> None:
+    """Add `gpi eval`."""
     verb = verbs.add_parser(
         "eval", help="play new episodes with trained policies: mean return of each seed, with confidence interval",
         description="Play episodes in environments unseen in training with each seed's final policy. Intervals are "
@@ -40,7 +36,7 @@ def add_eval(verbs: Any) -> None:
 
 
 def run_eval(parsed: argparse.Namespace) -> int:
-    """Evaluate and print."""
+    """Evaluate policies and print the result."""
     result = evaluate(
         parsed.run_dir, parsed.env, episodes=parsed.episodes, deterministic=not parsed.sampled, seed=parsed.seed,
         max_steps=parsed.max_steps,
@@ -50,7 +46,7 @@ def run_eval(parsed: argparse.Namespace) -> int:
 
 
 def as_json(result: Evaluation) -> str:
-    """An evaluation with every episode."""
+    """Return an evaluation with every episode as one JSON object."""
     low, high = result.interval()
     return json.dumps({
         "task": result.task, "mean": result.mean, "low": low, "high": high, "unfinished": result.unfinished,
@@ -63,7 +59,7 @@ def as_json(result: Evaluation) -> str:
 
 
 def table(result: Evaluation) -> str:
-    """An evaluation for people."""
+    """Return an evaluation as a table for people."""
     lines = [f"{result.task}", f"{'seed':>5}  episodes  {'mean':>10}  {'95 % interval':^23}  {'min':>10}  {'max':>10}"]
     for seed, returns in result.returns.items():
         low, high = result.interval(seed)
@@ -79,8 +75,8 @@ def table(result: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def add_record(verbs: Any) -> None:
-    """`gpi record`."""
+def add_record(verbs: Verbs) -> None:
+    """Add `gpi record`."""
     verb = verbs.add_parser(
         "record", help="film an episode of a trained policy, without a screen",
         description="Film one episode as .mp4 or .gif. Needs no screen.",
@@ -90,16 +86,14 @@ def add_record(verbs: Any) -> None:
         "--out", type=Path, metavar="FILE", default=Path("episode.mp4"), help=".mp4 or .gif (default: %(default)s)"
     )
     verb.add_argument("--seed", type=int, help="which seed's policy (default: the first)")
-    verb.add_argument("--steps", type=whole, default=1000, help="at most so many steps (default: %(default)s)")
+    verb.add_argument("--steps", type=whole, default=1000, help="record at most this many steps (default: %(default)s)")
     verb.add_argument("--sampled", action="store_true", help="sample actions as in training, instead of the mean")
     verb.add_argument("--env", help=ENV)
     verb.set_defaults(run=run_record)
 
 
 def run_record(parsed: argparse.Namespace) -> int:
-    """Film, and say what is to be seen."""
-    from gpi.video import record
-
+    """Record an episode, and say what it shows."""
     policies = policies_of(parsed.run_dir, parsed.seed)
     task, make = task_of(policies, parsed.run_dir, parsed.env)
     seed, policy = next(iter(policies.items()))
@@ -109,8 +103,8 @@ def run_record(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def add_export(verbs: Any) -> None:
-    """`gpi export`."""
+def add_export(verbs: Verbs) -> None:
+    """Add `gpi export`."""
     verb = verbs.add_parser(
         "export", help="a policy for machines without JAX: NumPy and one readable Python file, or ONNX",
         description="Export a seed's policy with normaliser, clipping and action scaling inside, and compare it with "
@@ -126,12 +120,10 @@ def add_export(verbs: Any) -> None:
 
 
 def run_export(parsed: argparse.Namespace) -> int:
-    """Export, and say how well it agrees."""
-    from gpi.export import export
-
-    place = parsed.run_dir if parsed.run_dir.is_dir() else parsed.run_dir.parent
+    """Export a policy, and say how well the export agrees with it."""
+    directory = parsed.run_dir if parsed.run_dir.is_dir() else parsed.run_dir.parent
     name = f"policy-{next(iter(policies_of(parsed.run_dir, parsed.seed)))}"
-    out = parsed.out or place / (f"{name}.onnx" if parsed.format == "onnx" else f"{name}-numpy")
+    out = parsed.out or directory / (f"{name}.onnx" if parsed.format == "onnx" else f"{name}-numpy")
     done = export(parsed.run_dir, out, format=parsed.format, seed=parsed.seed)
     print(f"{out}: agrees within {done.worst:.1e} on {done.observations:,} observations")
     return 0

@@ -1,4 +1,4 @@
-"""The errors that people cause or can act on: each becomes one line and its own exit code."""
+"""Errors that people cause or can act on: each becomes one line and has its own exit code."""
 
 
 class GpiError(Exception):
@@ -14,25 +14,25 @@ class UsageError(GpiError, ValueError):
 
 
 class FileError(GpiError):
-    """A checkpoint or policy file that is damaged, hostile or of another run: nothing of it was loaded."""
+    """A checkpoint or policy file is damaged, hostile or from another run; no part of it was loaded."""
 
     exit_code = 3
 
 
 class LockedError(GpiError):
-    """The run directory belongs to another living process."""
+    """The run directory is in use by another process."""
 
     exit_code = 4
 
 
 class DiskError(GpiError):
-    """The disk refused a write: what was there before is still there."""
+    """The disk refused a write; earlier files are unchanged."""
 
     exit_code = 5
 
 
 class EnvironmentFault(GpiError):  # noqa: N818 (EnvironmentError is Python's own)
-    """The environment broke its contract: wrong shapes, or numbers that are none."""
+    """The environment broke its contract: wrong shapes, or values that are not finite."""
 
     exit_code = 6
 

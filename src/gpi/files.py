@@ -1,24 +1,23 @@
-"""Files that cannot hurt: arrays and JSON that carry no code, read with suspicion and written to last."""
+"""Safe files: no code inside, validated when read, durable when written."""
 
 from __future__ import annotations
 
-import errno
-import functools
-import itertools
 import json
 import math
 import os
 import re
-import signal
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from gpi import standalone
 from gpi.errors import DiskError, FileError, UsageError
+from gpi.failpoints import failpoint
+from gpi.standalone import Facts
 
 HEADER_LIMIT = JSON_LIMIT = 1 << 20
 DEPTH_LIMIT, RANK_LIMIT = 16, 16
@@ -29,18 +28,34 @@ DTYPES = {
     {"F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8", "U32": "<u4", "U8": "u1", "BOOL": "?"}.items()
 }  # fmt: skip
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
-LEFTOVER = re.compile(r"\..+-[0-9a-f]{8}\.tmp")  # what a killed writer leaves, see `temporary`
-FAILPOINTS = (
-    "table.before_write", "table.before_fsync",
-    "file.before_write", "file.mid_write", "file.before_fsync", "file.after_fsync",
-    "write.before_rename", "write.after_rename", "write.after_dirsync",
-    "ckpt.before_mkdir", "ckpt.after_mkdir", "ckpt.before_verify", "ckpt.before_dirsync", "ckpt.after_dirsync",
-    "ckpt.after_aside", "ckpt.before_rename", "ckpt.after_rename", "ckpt.after_parentsync",
-    "ckpt.before_retire", "ckpt.after_retire", "ckpt.before_remove", "ckpt.mid_remove",
-)  # fmt: skip
+LEFTOVER = re.compile(r"\..+-[0-9a-f]{8}\.tmp")  # left behind by a killed writer, see `temporary`
 
-Specs = Mapping[str, tuple[tuple[int, ...], np.dtype]]
-"""Shape and dtype of arrays by name; a negative size means at most so many."""
+
+class ArraySpec(NamedTuple):
+    """The shape and dtype that an array in a file must have."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    at_most: bool = False
+    """Whether the first axis may be shorter than `shape` says."""
+
+    @property
+    def smallest(self) -> int:
+        """Bytes of the smallest array that fits."""
+        return 0 if self.at_most else self.largest
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest array that fits."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        """Return `float32[5, 2]`, or `float32[at most 5, 2]`."""
+        first = ["at most " * self.at_most + str(n) for n in self.shape[:1]]
+        return f"{self.dtype}[{', '.join([*first, *map(str, self.shape[1:])])}]"
+
+
+Specs = Mapping[str, ArraySpec]
 
 
 class Entry(NamedTuple):
@@ -56,31 +71,30 @@ class Entry(NamedTuple):
 
 
 def specs_of(arrays: Mapping[str, np.ndarray]) -> Specs:
-    """The shapes and dtypes of arrays: what `decode` is to find."""
-    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    """Return the shapes and dtypes that `decode` must find in a file of these arrays."""
+    return {name: ArraySpec(array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def sizes(expected: Specs) -> range:
-    """The sizes in bytes that a file of these arrays can have."""
-    least, most = (
-        sum(math.prod(count(n) for n in shape) * np.dtype(dtype).itemsize for shape, dtype in expected.values())
-        for count in (lambda n: max(n, 0), abs)
-    )
+    """Return the sizes in bytes that a file of these arrays can have."""
+    least, most = sum(spec.smallest for spec in expected.values()), sum(spec.largest for spec in expected.values())
     return range(8 + least, 8 + most + HEADER_LIMIT + 1)
 
 
-def fits(found: tuple[tuple[int, ...], np.dtype] | None, expected: tuple[tuple[int, ...], np.dtype] | None) -> bool:
-    """Whether an array is as expected."""
+def fits(found: ArraySpec | None, expected: ArraySpec | None) -> bool:
+    """Return whether an array in a file is as expected."""
     if found is None or expected is None:
         return found is expected
-    (have, dtype), (want, wanted) = found, expected
-    sizes = len(have) == len(want) and all(n == m or 0 <= n <= -m for n, m in zip(have, want, strict=True))
-    return sizes and dtype == wanted
+    if found.dtype != expected.dtype or len(found.shape) != len(expected.shape):
+        return False
+    if expected.at_most:
+        return found.shape[0] <= expected.shape[0] and found.shape[1:] == expected.shape[1:]
+    return found.shape == expected.shape
 
 
 def encode(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
-    """Named arrays as a safetensors file, in the order given: the same arrays are the same bytes."""
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    """Write named arrays as a safetensors file, in the order given: the same arrays give the same bytes."""
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end, parts = 0, []
     for name, array in arrays.items():
         kind = KINDS.get(array.dtype)
@@ -99,16 +113,16 @@ def encode(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = N
 def decode(
     data: bytes, expected: Specs | None = None, finite: Collection[str] | bool = ()
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and metadata of a safetensors file; no array is made unless all are as `expected`.
+    """Read the arrays and metadata of a safetensors file; no array is made unless all are as `expected`.
 
-    `finite` names the arrays that may hold no NaN or infinity; True means all.
+    `finite` names the arrays that must not hold NaN or infinity; True means all.
     """
     start, entries, metadata = _header(data)
     if expected is not None:
-        found = {name: (entry.shape, entry.dtype) for name, entry in entries.items()}
+        found = {name: ArraySpec(entry.shape, entry.dtype) for name, entry in entries.items()}
         for name in (*expected, *found):
             if not fits(found.get(name), expected.get(name)):
-                want, got = _spec(expected.get(name)), _spec(found.get(name))
+                want, got = expected.get(name, "none"), found.get(name, "none")
                 raise FileError(f"array {shown(name)} does not fit (expected {want}, found {got})")
     arrays = {name: _array(data, name, entry, start) for name, entry in entries.items()}
     for name in entries if finite is True else finite or ():
@@ -118,7 +132,7 @@ def decode(
 
 
 def _header(data: bytes) -> tuple[int, dict[str, Entry], dict[str, str]]:
-    """Where the data begin, the arrays they hold without holes or overlaps, and the metadata."""
+    """Return where the data begin, the arrays they hold without holes or overlaps, and the metadata."""
     size, room = int.from_bytes(data[:8], "little"), min(HEADER_LIMIT, len(data) - 8)
     if size > room:
         raise FileError(f"the header is too long (expected at most {max(room, 0)} bytes, found {size})")
@@ -135,34 +149,30 @@ def _header(data: bytes) -> tuple[int, dict[str, Entry], dict[str, str]]:
     return 8 + size, entries, metadata
 
 
-def _entry(name: str, value: Any, begin: int) -> Entry:
-    """One line of the header, which must begin where the line before ended; all sums in Python's integers."""
+def _entry(name: str, value: object, begin: int) -> Entry:
+    """Check one entry of the header, whose bytes must start at `begin`; Python's integers cannot overflow."""
     match value:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [first, end], **rest} if not rest:
             ints = all(type(n) is int and 0 <= n < COUNT_LIMIT for n in (*shape, first, end))  # True is not 1 here
-            # Zeros count as ones: 0 x 2^62 elements have no bytes and still no place in NumPy.
+            # Zeros count as ones: 0 x 2^62 elements have no bytes, and NumPy still refuses them.
             small = ints and len(shape) <= RANK_LIMIT and math.prod(max(n, 1) for n in shape) < COUNT_LIMIT
             if small and kind in DTYPES and first == begin and end == begin + math.prod(shape) * DTYPES[kind].itemsize:
                 return Entry(tuple(shape), DTYPES[kind], begin, end)
     rule = f"dtype, shape and data_offsets that agree and begin at {begin}"
-    raise FileError(f"array {shown(name)} is ill declared (expected {rule}, found {shown(value)})")
+    raise FileError(f"array {shown(name)} is declared wrongly (expected {rule}, found {shown(value)})")
 
 
 def _array(data: bytes, name: str, entry: Entry, start: int) -> np.ndarray:
-    """A copy of one array: aligned and writable."""
+    """Copy one array, aligned and writable."""
     if entry.dtype == np.bool_:
         most = np.ndarray(entry.shape, np.uint8, data, start + entry.begin).max(initial=0)
         if most > 1:
-            raise FileError(f"array {shown(name)} is not of truth values (expected 0 or 1, found {most})")
+            raise FileError(f"array {shown(name)} is not boolean (expected 0 or 1, found {most})")
     return np.ndarray(entry.shape, entry.dtype, data, start + entry.begin).copy()
 
 
-def _spec(spec: tuple[tuple[int, ...], np.dtype] | None) -> str:
-    return "none" if spec is None else f"{np.dtype(spec[1])}{list(spec[0])}"
-
-
-def shown(value: Any) -> str:
-    """What a file holds, fit for one line of a message."""
+def shown(value: object) -> str:
+    """Return a value from a file in a form that fits in one line of a message."""
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -170,13 +180,13 @@ def shown(value: Any) -> str:
 # --- JSON ---------------------------------------------------------------------------------------------------------
 
 
-def dump_json(value: dict[str, Any]) -> bytes:
-    """A JSON object, readable, and the same bytes for the same value; NaN and infinity are refused."""
+def dump_json(value: Facts) -> bytes:
+    """Write a JSON object, indented; the same value gives the same bytes. NaN and infinity are refused."""
     return json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
 
 
-def parse_json(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object of bounded size and depth: UTF-8 without BOM, no key twice, no NaN or infinity."""
+def parse_json(data: bytes, what: str) -> Facts:
+    """Read a JSON object of bounded size and depth: UTF-8 without BOM, no key twice, no NaN or infinity."""
     if len(data) > JSON_LIMIT:
         raise FileError(f"{what} is too large (expected at most {JSON_LIMIT} bytes, found {len(data)})")
     try:
@@ -190,10 +200,10 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> Facts:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key twice")
+        raise ValueError("a duplicate key")
     return value
 
 
@@ -204,38 +214,49 @@ def _number(text: str) -> float:
     return number
 
 
-def _depth(value: Any) -> int:
-    """How deep a value goes; half a surrogate pair is refused on the way, for no file or terminal takes it."""
+def _depth(value: object) -> int:
+    """Return how deeply a value is nested; half a surrogate pair is refused, because no file or terminal accepts it."""
     if isinstance(value, str):
         value.encode()
     inner = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, inner), default=0)
 
 
+def seal(content: Facts, encode: Callable[[Facts], bytes]) -> bytes:
+    """Write content that ends with the hash of its own bytes, as `encode` writes them: no other bytes mean the same.
+
+    To verify, remove `sha256` from the content read, seal the rest again, and compare the bytes.
+    """
+    return encode(standalone.seal(content, encode))
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def directory(path: Path | str, place: int | None = None, *, follow: bool = True) -> Iterator[int]:
-    """A directory's descriptor: what is opened relative to it cannot be moved aside meanwhile."""
+def directory(path: Path | str, parent: int | None = None, *, follow: bool = True) -> Iterator[int]:
+    """Open a directory, relative to the descriptor `parent` if given; yield its descriptor.
+
+    A directory opened relative to a descriptor cannot be moved aside meanwhile.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    fd = os.open(path, flags, dir_fd=place)
+    fd = os.open(path, flags, dir_fd=parent)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def read(place: int | Path, name: str, limit: int) -> bytes:
-    """The bytes of one plain file of a directory: no link, pipe or device, and at most `limit` of them."""
+def read(parent: int | Path, name: str, limit: int) -> bytes:
+    """Read one plain file of a directory (or its descriptor): no link, pipe or device, and at most `limit` bytes."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise FileError(f"{shown(name)} is not a name (expected a file in the directory itself)")
     try:
-        if not isinstance(place, int):
-            with directory(place) as fd:
+        if not isinstance(parent, int):
+            with directory(parent) as fd:
                 return read(fd, name, limit)
-        # Non-blocking: to open a pipe must not wait for its writer.
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        # Non-blocking: opening a pipe must not wait for its writer.
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
@@ -260,13 +281,13 @@ def read(place: int | Path, name: str, limit: int) -> bytes:
 
 
 def temporary(name: str) -> str:
-    """A name beside `name` that no reader takes for it, and that nobody can guess."""
+    """Return a temporary name for `name`, which readers ignore and nobody can guess."""
     return f".{name}-{os.urandom(4).hex()}.tmp"
 
 
-def create(place: int, name: str, data: bytes) -> None:
-    """Make a new private file in a directory, and wait until the disk has its bytes."""
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place)
+def create(parent: int, name: str, data: bytes) -> None:
+    """Make a new private file in the directory of a descriptor, and wait until the disk has its bytes."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
     try:
         failpoint("file.before_write")
         half = len(data) // 2
@@ -281,7 +302,7 @@ def create(place: int, name: str, data: bytes) -> None:
 
 
 def _write_all(fd: int, data: memoryview) -> None:
-    while data:  # a full disk takes a part first, and refuses the rest
+    while data:  # a nearly full disk accepts a part first, then refuses the rest
         data = data[os.write(fd, data) :]
 
 
@@ -289,51 +310,18 @@ def write(path: Path, data: bytes) -> None:
     """Replace a file as a whole: whatever happens, it holds its old bytes or the new ones."""
     temp = temporary(path.name)
     try:
-        with directory(path.parent) as place:
+        with directory(path.parent) as parent:
             try:
-                create(place, temp, data)
+                create(parent, temp, data)
                 failpoint("write.before_rename")
-                os.rename(temp, path.name, src_dir_fd=place, dst_dir_fd=place)
+                os.rename(temp, path.name, src_dir_fd=parent, dst_dir_fd=parent)
                 failpoint("write.after_rename")
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(temp, dir_fd=place)
+                    os.unlink(temp, dir_fd=parent)
                 raise
-            os.fsync(place)
+            os.fsync(parent)
             failpoint("write.after_dirsync")
     except OSError as error:
         kept = "it holds its old bytes or the new ones"
         raise DiskError(f"{path} cannot be written: {error.strerror}; {kept}; free space on that disk") from error
-
-
-# --- failing on purpose -------------------------------------------------------------------------------------------
-
-
-class Trap(NamedTuple):
-    """What GPI_FAILPOINT asks for: the count-th passage of one point kills the process, or finds the disk full."""
-
-    name: str
-    count: int
-    full: bool
-    passages: Iterator[int]
-
-
-@functools.cache
-def _trap() -> Trap | None:
-    setting = os.environ.get("GPI_FAILPOINT")
-    if not setting:
-        return None
-    match = re.fullmatch(r"([a-z._]+):([1-9][0-9]*)(:enospc)?", setting)
-    if not match or match[1] not in FAILPOINTS:
-        raise UsageError(f"GPI_FAILPOINT={shown(setting)} is not NAME:COUNT[:enospc] with a name of {FAILPOINTS}")
-    return Trap(match[1], int(match[2]), match[3] is not None, itertools.count(1))
-
-
-def failpoint(name: str) -> None:
-    """A place where tests may end the process or fill the disk; otherwise nothing."""
-    trap = _trap()
-    if trap is None or trap.name != name or next(trap.passages) != trap.count:
-        return
-    if trap.full:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -2,90 +2,65 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpi import files, standalone
 from gpi.errors import FileError, UsageError
-from gpi.standalone import FORMAT, Policy
+from gpi.standalone import FORMAT, Facts, Policy
+
+if TYPE_CHECKING:  # acting with a policy must not start JAX
+    from gpi.core.normaliser import Normaliser
+    from gpi.core.policy import Theta
+    from gpi.envs.pool import Spec
 
 SIZE_LIMIT = 1 << 30
 
 
-class Actions(Protocol):
-    """What a policy's file must know of a task; `gpi.envs.pool.Spec` has it."""
-
-    @property
-    def discrete(self) -> bool:
-        """Whether actions are numbers to choose from."""
-        ...
-
-    @property
-    def low(self) -> tuple[float, ...]:
-        """The least action the environment takes; nothing where discrete."""
-        ...
-
-    @property
-    def high(self) -> tuple[float, ...]:
-        """The greatest action the environment takes; nothing where discrete."""
-        ...
-
-    @property
-    def start(self) -> int:
-        """The first of discrete actions."""
-        ...
-
-    @property
-    def observation_names(self) -> tuple[str, ...]:
-        """What each entry of an observation is, or nothing."""
-        ...
-
-
-def save(path: Path, theta: Any, normaliser: Any, spec: Actions, about: dict[str, str]) -> None:
+def save(path: Path, theta: Theta, normaliser: Normaliser, spec: Spec, about: dict[str, str]) -> None:
     """Write a policy: safetensors, which cannot carry code, with facts about its training in the header."""
     text = json.dumps({"format": FORMAT, **about, "observation_names": spec.observation_names})
-    files.write(path, sealed(arrays_of(theta, normaliser, spec), text))
+    files.write(path, encode(arrays_of(theta, normaliser, spec), text))
 
 
-def policy_of(theta: Any, normaliser: Any, spec: Actions, about: dict[str, str]) -> Policy:
-    """The policy that `save` would write."""
+def policy_of(theta: Theta, normaliser: Normaliser, spec: Spec, about: dict[str, str]) -> Policy:
+    """Return the policy that `save` would write."""
     return assemble(arrays_of(theta, normaliser, spec), {**about, "observation_names": list(spec.observation_names)})
 
 
-def arrays_of(theta: Any, normaliser: Any, spec: Actions) -> dict[str, np.ndarray]:
-    """The arrays of a policy by name."""
+def arrays_of(theta: Theta, normaliser: Normaliser, spec: Spec) -> dict[str, np.ndarray]:
+    """Return a policy's arrays by the names they have in its file."""
     import jax
 
-    from gpi.core.normaliser import lens, std
+    from gpi.core.normaliser import scaling_of, std
 
     with jax.enable_x64(True):  # statistics are in float64
-        eye, scale = lens(normaliser.obs), std(normaliser.returns)
-    arrays: dict[str, Any] = {"obs/mean": eye.centre, "obs/std": eye.scale, "returns/std": scale}
+        seen, scale = scaling_of(normaliser.obs), std(normaliser.returns)
+    arrays: dict[str, object] = {"obs/mean": seen.centre, "obs/std": seen.scale, "returns/std": scale}
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
     if spec.discrete:
         arrays["action/start"] = np.array(spec.start, np.int64)
     else:
         low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
-        arrays |= {"policy/log_std": theta.log_std, "action/low": low, "action/high": high}
+        arrays |= {**theta.deployed(), "action/low": low, "action/high": high}
     return {name: np.asarray(x) for name, x in arrays.items()}
 
 
-def sealed(arrays: dict[str, np.ndarray], text: str) -> bytes:
-    """A policy's file with the hash of all it says: no other bytes say the same, so damage does not go unseen."""
-    digest = hashlib.sha256(files.encode(arrays, {"gpi": text})).hexdigest()
-    return files.encode(arrays, {"gpi": text, "sha256": digest})
+def encode(arrays: dict[str, np.ndarray], text: str) -> bytes:
+    """Write a policy's file with the hash of its content: no other bytes mean the same, so damage is noticed."""
+    return files.seal({"gpi": text}, lambda metadata: files.encode(arrays, metadata))
 
 
 def load(path: str | Path, seed: int | None = None) -> Policy:
-    """The policy in a file, in a directory that `gpi export` made, or of a run: that of `seed`, by default the first.
+    """Load the policy in a file, in a directory that `gpi export` made, or of a run's `seed`, by default its first.
 
-    Nothing in the file is run or believed: one that is damaged or not a policy raises `gpi.errors.FileError`.
+    No code in the file is run, and all of it is checked: if it is damaged or not a policy, `gpi.errors.FileError` is
+    raised.
     """
     path = Path(path)
     if (path / "policy.json").is_file():
@@ -94,7 +69,7 @@ def load(path: str | Path, seed: int | None = None) -> Policy:
         except ValueError as error:
             raise FileError(str(error)) from error
     if path.is_dir():
-        path = policy_file(path, seed)
+        path = find_policy_file(path, seed)
     if not path.exists():
         raise UsageError(f"{path} does not exist; name a policy file or a run directory")
     try:
@@ -102,17 +77,17 @@ def load(path: str | Path, seed: int | None = None) -> Policy:
         arrays, metadata = files.decode(data, finite=True)
         text = metadata.get("gpi", "{}")
         about = files.parse_json(text.encode(), "the description")
-        if about.pop("format", None) != FORMAT or not plain(about):
+        if about.pop("format", None) != FORMAT or not is_valid_description(about):
             raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(text)})")
-        if data != sealed(arrays, text):
+        if data != encode(arrays, text):
             raise FileError("damaged (expected the hash of its own content, found another)")
         return assemble(arrays, about)
     except FileError as error:
         raise FileError(f"policy {path}: {error}") from error
 
 
-def plain(about: dict[str, Any]) -> bool:
-    """Whether a description has a task, a seed, a list of the observations' names, and else text only, by name."""
+def is_valid_description(about: Facts) -> bool:
+    """Return whether a description has a task, a seed, a list of the observations' names, and otherwise only text."""
     names, texts = about.get("observation_names"), {name: x for name, x in about.items() if name != "observation_names"}
     return (
         isinstance(names, list)
@@ -122,8 +97,8 @@ def plain(about: dict[str, Any]) -> bool:
     )
 
 
-def assemble(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Policy:
-    """A policy of arrays whose names, types and shapes fit together."""
+def assemble(arrays: dict[str, np.ndarray], about: Facts) -> Policy:
+    """Build a policy from a file's arrays; raise FileError unless names, types and shapes fit together."""
     returns = arrays.get("returns/std")
     if returns is None or returns.shape != () or returns.dtype != np.float64:
         raise FileError(f"other arrays than a policy's (expected a number returns/std, found {files.shown(returns)})")
@@ -133,15 +108,15 @@ def assemble(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Policy:
         raise FileError(f"other arrays than a policy's ({error})") from error
 
 
-def policy_files(run: Path) -> dict[int, Path]:
-    """The files of a run's policies by seed."""
+def list_policy_files(run: Path) -> dict[int, Path]:
+    """Return the files of a run's policies by seed."""
     names = [(re.fullmatch(r"policy-(\d{1,9})\.safetensors", file.name), file) for file in sorted(run.iterdir())]
     return {int(match[1]): file for match, file in names if match}
 
 
-def policy_file(run: Path, seed: int | None) -> Path:
-    """The file of one seed's policy in a run directory."""
-    found = policy_files(run)
+def find_policy_file(run: Path, seed: int | None) -> Path:
+    """Return the file of one seed's policy in a run directory, by default of the first seed."""
+    found = list_policy_files(run)
     if not found:
         raise UsageError(f"{run} holds no policy; train first, or let the run finish")
     if seed is not None and seed not in found:

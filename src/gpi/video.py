@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,63 +20,62 @@ from gpi import files
 from gpi.envs import rendering
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, EnvironmentFault, GpiError, UsageError
-from gpi.evaluation import to_agent
+from gpi.evaluation import act, require_fit
 
-if TYPE_CHECKING:  # checking what the user asks for must start no environment
-    from gpi.envs.gym import Make
-    from gpi.envs.pool import Spec
+if TYPE_CHECKING:  # checking the request must start no environment
+    from gpi.envs.importing import Make
     from gpi.envs.tasks import Task
     from gpi.standalone import Policy
 
-GIF_FPS = 50  # browsers slow down what is faster
+GIF_FPS = 50  # browsers slow down faster ones
 SIZE_LIMITS = (16, 4096)
 
 
 class Recorded(NamedTuple):
-    """What was recorded."""
+    """A recording."""
 
     path: Path
     frames: int
-    """Pictures in the file: the first shows the reset; a gif leaves some out where there are more than 50 a second."""
+    """Frames in the file: the first shows the reset; a gif with more than 50 per second leaves some out."""
     fps: float
     episode_return: float
-    """Of the steps that were recorded."""
+    """The return of the recorded steps."""
     length: int
-    """Steps."""
+    """Recorded steps."""
     ended: bool
-    """Whether the episode ended within them."""
+    """Whether the episode ended within these steps."""
 
 
 def record(
     policy: Policy, task: Task, out: str | Path, *, make: Make | None = None, seed: int = 0, steps: int = 1000,
     fps: float | None = None, size: tuple[int, int] | None = None, sampled: bool = False,
 ) -> Recorded:  # fmt: skip
-    """Record one episode, or its beginning, as `out`, whose suffix says what: .mp4 or .gif.
+    """Record one episode, or its beginning, as an .mp4 or .gif.
 
-    It needs no display and no GPU. The file appears when it is complete, and replaces one that was there. The episode
-    of seed s is the first that an evaluation of seed s plays.
+    It needs no display and no GPU. The file appears when it is complete, and replaces an older one. The episode of seed
+    s is the first that an evaluation of seed s plays.
 
     Args:
-        policy: What acts.
-        task: Where it acts.
-        out: The file to write.
-        make: The user's function that makes the environment, where the task is their own.
-        seed: What decides the episode, and the actions where they are sampled.
-        steps: Steps after which the recording ends though the episode does not.
-        fps: Frames per second; by default such that time passes as in the environment, where that is known.
+        policy: The policy that acts.
+        task: The task it acts in.
+        out: The file to write; its suffix, .mp4 or .gif, chooses the format.
+        make: The user's function that makes the environment, if the task is their own.
+        seed: Determines the episode and, if actions are sampled, the actions.
+        steps: Steps after which the recording ends, even if the episode does not.
+        fps: Frames per second; by default real time, if the environment says what that is.
         size: Width and height in pixels; by default the environment's own. Pictures keep their proportions.
-        sampled: Draw actions as in training, instead of the likeliest.
+        sampled: Sample actions as in training, instead of taking the most likely.
     """
     out = Path(out)
-    _check(out, steps, fps, size)
+    _require_valid(out, steps, fps, size)
     write = _mp4(out) if out.suffix.lower() == ".mp4" else _gif(out)
     [env_seed] = env_seeds(task.id, "evaluation", seed, 1)
-    scene = rendering.make(task, make, env_seed, size)
+    scene = rendering.make_renderer(task, make, env_seed, size)
     temp = out.with_name(files.temporary(out.name))
     try:
-        tally = _Tally()
-        choose = _choice(policy, np.random.default_rng(seed) if sampled else None)
-        frames, rate = write(temp, _sized(_play(scene, choose, steps, tally), size), fps or scene.fps)
+        require_fit(policy, scene.spec)
+        tally, rng = _Tally(), np.random.default_rng(seed) if sampled else None
+        frames, rate = write(temp, _resize(_play(scene, policy, rng, steps, tally), size), fps or scene.fps)
         os.replace(temp, out)
     except OSError as error:
         raise DiskError(f"{out} cannot be written: {error.strerror or error}; free space on that disk") from error
@@ -86,8 +85,8 @@ def record(
     return Recorded(out, frames, rate, tally.total, tally.length, tally.ended)
 
 
-def _check(out: Path, steps: int, fps: float | None, size: tuple[int, int] | None) -> None:
-    """What the user asks for, before anything starts."""
+def _require_valid(out: Path, steps: int, fps: float | None, size: tuple[int, int] | None) -> None:
+    """Raise UsageError for a request that cannot be met, before anything starts."""
     if out.suffix.lower() not in (".mp4", ".gif"):
         raise UsageError(f"{out} has the suffix {out.suffix!r}, a video is .mp4 or .gif; use {out.with_suffix('.mp4')}")
     if not out.parent.is_dir():
@@ -111,7 +110,7 @@ def _check(out: Path, steps: int, fps: float | None, size: tuple[int, int] | Non
 
 @dataclass
 class _Tally:
-    """What has happened so far."""
+    """The episode so far."""
 
     total: float = 0.0
     length: int = 0
@@ -119,14 +118,14 @@ class _Tally:
 
 
 def _play(
-    scene: rendering.Scene, choose: Callable[[np.ndarray], Any], steps: int, tally: _Tally
+    scene: rendering.RenderedEnv, policy: Policy, rng: np.random.Generator | None, steps: int, tally: _Tally
 ) -> Iterator[np.ndarray]:
-    """The frames of an episode, drawn when asked for."""
-    shot = scene.shoot(None)
+    """Play an episode; yield its frames, each drawn when it is requested."""
+    shot = scene.reset()
     shape = shot.frame.shape
     yield shot.frame
     while tally.length < steps and not tally.ended:
-        shot = scene.shoot(agents_action(scene.spec, choose(shot.obs)))
+        shot = scene.step(act(policy, scene.spec, shot.obs, rng))
         tally.total += shot.reward
         tally.length += 1
         tally.ended = shot.ended
@@ -138,8 +137,8 @@ def _play(
         yield shot.frame
 
 
-def _sized(frames: Iterator[np.ndarray], size: tuple[int, int] | None) -> Iterator[np.ndarray]:
-    """The frames in the size that is wished for, where they were not drawn so, with black beside them if need be."""
+def _resize(frames: Iterator[np.ndarray], size: tuple[int, int] | None) -> Iterator[np.ndarray]:
+    """Resize frames that were not drawn in the requested size, with black bars where the proportions differ."""
     for frame in frames:
         if size is None or frame.shape[1::-1] == size:
             yield frame
@@ -149,41 +148,14 @@ def _sized(frames: Iterator[np.ndarray], size: tuple[int, int] | None) -> Iterat
             yield np.asarray(ImageOps.pad(Image.fromarray(frame), size, Image.Resampling.LANCZOS))
 
 
-def _choice(policy: Policy, rng: np.random.Generator | None) -> Callable[[np.ndarray], Any]:
-    """How the policy acts; what it refuses is the fault of whoever named the environment."""
-
-    def choose(obs: np.ndarray) -> Any:
-        try:
-            return policy(obs) if rng is None else policy.sample(obs, rng)
-        except ValueError as error:
-            raise UsageError(f"the policy does not act here: {error}") from error
-
-    return choose
-
-
-def agents_action(spec: Spec, action: Any) -> np.ndarray:
-    """An action of the environment's units as a pool takes it: within [-1, 1], or counted from 0."""
-    found = np.asarray(action)
-    if spec.discrete:
-        fits = found.shape == () and found.dtype.kind in "iu" and 0 <= int(found) - spec.start < spec.action_size
-    else:
-        fits = found.shape == (spec.action_size,) and found.dtype.kind in "fiu"
-    if not fits:  # EnvPool would not notice
-        wanted = f"one of {spec.action_size} actions" if spec.discrete else f"{spec.action_size} numbers"
-        raise UsageError(
-            f"the policy's action is {str(found)[:60]}, {spec.id} takes {wanted}; name the one it was trained in"
-        )
-    return to_agent(found, spec)
-
-
 # --- files --------------------------------------------------------------------------------------------------------
 
-Write = Callable[[Path, Iterator[np.ndarray], float], tuple[int, float]]
-"""Writes frames as they come, so many a second; returns how many there are, and how many a second."""
+FilmWriter = Callable[[Path, Iterator[np.ndarray], float], tuple[int, float]]
+"""A function that writes frames as they come, at a given rate; it returns their number and the actual rate."""
 
 
-def _mp4(out: Path) -> Write:
-    """H.264 in colours that browsers play, by ffmpeg."""
+def _mp4(out: Path) -> FilmWriter:
+    """Return a writer of H.264 in colours that browsers play, by ffmpeg."""
     ffmpeg = _ffmpeg(out)
 
     def write(path: Path, frames: Iterator[np.ndarray], fps: float) -> tuple[int, float]:
@@ -202,7 +174,11 @@ def _mp4(out: Path) -> Write:
 
 
 def _encode(command: list[str], frames: Iterator[np.ndarray], out: Path) -> int:
-    """Hand ffmpeg each frame as it comes; returns how many came."""
+    """Pass each frame to ffmpeg as it comes; return their number.
+
+    `imageio_ffmpeg.write_frames` does the same, but keeps neither ffmpeg's exit code nor what it prints: a disk that is
+    full at the end of a film would go unnoticed.
+    """
     count = 0
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said)
@@ -213,7 +189,7 @@ def _encode(command: list[str], frames: Iterator[np.ndarray], out: Path) -> int:
                 count += 1
             process.stdin.close()
         except BrokenPipeError:
-            pass  # it ended: what it said is of more use
+            pass  # ffmpeg has ended: its own message says more
         except BaseException:
             process.kill()
             raise
@@ -228,7 +204,7 @@ def _encode(command: list[str], frames: Iterator[np.ndarray], out: Path) -> int:
 
 
 def _failed(out: Path, said: str) -> GpiError:
-    """The one line of what ffmpeg said when it failed."""
+    """Return an error with the line that ffmpeg printed when it failed."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["nothing"]
     full = next((line for line in lines if "No space left" in line or "Input/output error" in line), None)
     if full:
@@ -239,7 +215,7 @@ def _failed(out: Path, said: str) -> GpiError:
 
 
 def _ffmpeg(out: Path) -> str:
-    """The ffmpeg of the package imageio-ffmpeg, or else the system's."""
+    """Return the path of ffmpeg: the one in the package imageio-ffmpeg, or else the system's."""
     try:
         from imageio_ffmpeg import get_ffmpeg_exe
 
@@ -253,8 +229,8 @@ def _ffmpeg(out: Path) -> str:
         return found
 
 
-def _gif(out: Path) -> Write:
-    """A gif, which loops; where frames come faster than browsers show them, every other is left out."""
+def _gif(out: Path) -> FilmWriter:
+    """Return a writer of gifs, which loop; if frames come faster than browsers show them, it leaves some out."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jaxtyping import Array, Bool, Float
 
 from gpi.core.sample import Rollout
 
 
 def vtrace(
-    rollout: Rollout, value: Array, next_value: Array, rho: Array, gamma: Array, gae_lambda: Array
-) -> tuple[Array, Array]:
+    rollout: Rollout,
+    value: Float[Array, "T E"],
+    next_value: Float[Array, "T E"],
+    rho: Float[Array, "T E"],
+    gamma: Float[Array, ""],
+    gae_lambda: Float[Array, ""],
+) -> tuple[Float[Array, "T E"], Float[Array, "T E"]]:
     """Off-policy GAE with V-trace (section VII-A): A^{pi_k} and the value target, along axis 0; GAE when rho = 1.
 
     adv_t = td_t + gamma lambda c_{t+1} adv_{t+1}, target_t = V(s_t) + c_t adv_t, c = min(1, rho).
@@ -31,8 +36,8 @@ def vtrace(
     return adv, value + c * adv
 
 
-def standardise(adv: Array, rho: Array, weight: Array) -> Array:
-    """Advantages with rho-weighted mean 0, divided by the standard deviation of rho·w·A over samples.
+def standardise(adv: Float[Array, " S"], rho: Float[Array, " S"], weight: Float[Array, " S"]) -> Float[Array, " S"]:
+    """Return advantages with rho-weighted mean 0, divided by the standard deviation of rho·w·A over samples.
 
     Samples without weight do not count: `w` is the weight scaled to mean 1 over those that do.
     """
@@ -44,8 +49,8 @@ def standardise(adv: Array, rho: Array, weight: Array) -> Array:
     return (adv - centre) / (std + 1e-8)
 
 
-def degenerate(adv: Array, weight: Array) -> Array:
-    """Whether the advantages do not differ: standardising them would only blow up rounding noise.
+def degenerate(adv: Float[Array, " S"], weight: Float[Array, " S"]) -> Bool[Array, ""]:
+    """Return whether the advantages do not differ: standardising them would only blow up rounding noise.
 
     Their deviation is below what float32 resolves of the largest, or below 1e-8 in units of normalised reward.
     """

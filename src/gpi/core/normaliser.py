@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jaxtyping import Array, Bool, Float
 
 from gpi.core.sample import Rollout
 
@@ -17,38 +17,38 @@ MIN_STD = 1e-6  # a quantity that never varied is not scaled: dividing by its ro
 class Stats(NamedTuple):
     """Count, mean and sum of squared deviations of everything seen so far."""
 
-    count: Array  # float64 scalar
-    mean: Array  # float64 [...]
-    squares: Array  # float64 [...]
+    count: Float[Array, ""]  # all three in float64
+    mean: Float[Array, "..."]
+    squares: Float[Array, "..."]
 
 
-class Lens(NamedTuple):
-    """What normalising needs of statistics."""
+class Scaling(NamedTuple):
+    """The centre and scale of statistics, in float32: what normalising needs of them."""
 
-    centre: Array  # float32 [...]
-    scale: Array  # float32 [...]
+    centre: Float[Array, "..."]
+    scale: Float[Array, "..."]
 
 
 class Normaliser(NamedTuple):
-    """What a policy needs to read the world: statistics of observations and of discounted returns-to-go."""
+    """The running statistics of observations and of discounted returns-to-go."""
 
     obs: Stats
     returns: Stats
 
 
 def init_stats(shape: tuple[int, ...]) -> Stats:
-    """Statistics of nothing yet."""
+    """Return the statistics before any data."""
     zero = jnp.zeros(shape, jnp.float64)
     return Stats(jnp.zeros((), jnp.float64), zero, zero)
 
 
 def init_normaliser(observation_size: int) -> Normaliser:
-    """A normaliser that changes nothing yet."""
+    """Return a normaliser that has seen nothing and changes nothing."""
     return Normaliser(init_stats((observation_size,)), init_stats(()))
 
 
-def update_stats(stats: Stats, x: Array, valid: Array) -> Stats:
-    """Statistics after the rows of `x` where `valid`: two exact means and variances merged into one."""
+def update_stats(stats: Stats, x: Float[Array, "S ..."], valid: Bool[Array, " S"]) -> Stats:
+    """Return the statistics after the rows of `x` where `valid`: two exact means and variances merged into one."""
     x = x.astype(jnp.float64)
     rows = valid.astype(jnp.float64).reshape(valid.shape + (1,) * (x.ndim - valid.ndim))
     count = rows.sum()
@@ -63,41 +63,41 @@ def update_stats(stats: Stats, x: Array, valid: Array) -> Stats:
     )
 
 
-def std(stats: Stats) -> Array:
-    """Sample standard deviation (n - 1); 1 where nothing has varied yet."""
+def std(stats: Stats) -> Float[Array, "..."]:
+    """Return the sample standard deviation (n - 1); 1 where nothing has varied yet."""
     var = stats.squares / jnp.maximum(stats.count - 1.0, 1.0)
     raw = jnp.sqrt(var)
     return jnp.where(raw < MIN_STD, 1.0, raw)
 
 
-def lens(stats: Stats) -> Lens:
-    """Centre and scale, in float32, of the statistics so far."""
-    return Lens(stats.mean.astype(jnp.float32), std(stats).astype(jnp.float32))
+def scaling_of(stats: Stats) -> Scaling:
+    """Return centre and scale, in float32, of the statistics so far."""
+    return Scaling(stats.mean.astype(jnp.float32), std(stats).astype(jnp.float32))
 
 
-def normalise_obs(lens: Lens, obs: Array) -> Array:
-    """Observations `[S, O]` as the policy sees them: centred, scaled, clipped at 10."""
-    return jnp.clip((obs - lens.centre[None]) / lens.scale[None], -CLIP, CLIP)
+def normalise_obs(scaling: Scaling, obs: Float[Array, "S O"]) -> Float[Array, "S O"]:
+    """Return observations as the policy sees them: centred, scaled, clipped at 10."""
+    return jnp.clip((obs - scaling.centre[None]) / scaling.scale[None], -CLIP, CLIP)
 
 
-def normalise_reward(lens: Lens, reward: Array) -> Array:
-    """Rewards divided by the standard deviation of returns-to-go, clipped at 10; not centred."""
-    return jnp.clip(reward / lens.scale, -CLIP, CLIP)
+def normalise_reward(scaling: Scaling, reward: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    """Return rewards divided by the standard deviation of returns-to-go, clipped at 10; not centred."""
+    return jnp.clip(reward / scaling.scale, -CLIP, CLIP)
 
 
 def normalise(normaliser: Normaliser, raw: Rollout) -> Rollout:
-    """A rollout as its policy saw it, and as it is stored for later policies."""
-    eye = lens(normaliser.obs)
+    """Return a rollout as its policy saw it, and as it is stored for later policies."""
+    scaling = scaling_of(normaliser.obs)
 
     def see(obs: Array) -> Array:
-        return normalise_obs(eye, obs.reshape(-1, obs.shape[-1])).reshape(obs.shape)
+        return normalise_obs(scaling, obs.reshape(-1, obs.shape[-1])).reshape(obs.shape)
 
-    reward = normalise_reward(lens(normaliser.returns), raw.reward)
+    reward = normalise_reward(scaling_of(normaliser.returns), raw.reward)
     return raw._replace(obs=see(raw.obs), next_obs=see(raw.next_obs), reward=reward)
 
 
-def returns_to_go(raw: Rollout, gamma: Array) -> tuple[Array, Array]:
-    """Discounted returns-to-go `[T, E]` of raw rewards, and which of them belong to an episode completed here."""
+def returns_to_go(raw: Rollout, gamma: Float[Array, ""]) -> tuple[Float[Array, "T E"], Bool[Array, "T E"]]:
+    """Return discounted returns-to-go `[T, E]` of raw rewards, and which of them belong to episodes completed here."""
 
     def back(carry: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         reward, done = now
@@ -111,10 +111,14 @@ def returns_to_go(raw: Rollout, gamma: Array) -> tuple[Array, Array]:
     return totals, complete & raw.valid
 
 
-def update(normaliser: Normaliser, raw: Rollout, gamma: Array) -> Normaliser:
-    """The normaliser after one more rollout; to be taken after the policy update, or ratio would not start at rho."""
+def update(normaliser: Normaliser, raw: Rollout, gamma: Float[Array, ""], frozen: Bool[Array, ""]) -> Normaliser:
+    """Return the normaliser after one more rollout, or as it was if it is frozen.
+
+    Call it after the policy update, or ratio would not start at rho.
+    """
     totals, complete = returns_to_go(raw, gamma)
-    return Normaliser(
+    updated = Normaliser(
         update_stats(normaliser.obs, raw.obs.reshape(-1, raw.obs.shape[-1]), raw.valid.reshape(-1)),
         update_stats(normaliser.returns, totals.reshape(-1), complete.reshape(-1)),
     )
+    return jax.tree.map(lambda new, old: jnp.where(frozen, old, new), updated, normaliser)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jaxtyping import Array, Float
 
 from gpi.core.sample import Sample, mean
 
@@ -12,24 +12,24 @@ MAX_LOG_RATIO = 20.0  # exp overflows float32 at 88.7; e^20 is already far outsi
 BISECTIONS = 50
 
 
-def ratio_to(logp: Array, logp_i: Array) -> Array:
-    """pi(a|s) / pi_{k-i}(a|s), clamped to e^±20."""
+def ratio_to(logp: Float[Array, " S"], logp_i: Float[Array, " S"]) -> Float[Array, " S"]:
+    """Return pi(a|s) / pi_{k-i}(a|s), clamped to e^±20."""
     return jnp.exp(jnp.clip(logp - logp_i, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def surrogate(logp: Array, s: Sample) -> Array:
+def surrogate(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     """The generalized surrogate of eqs (7) and (16), E[ratio·A]; the on-policy one of (2) and (15) when nu = [1]."""
     return mean(ratio_to(logp, s.logp_i) * s.adv, s.weight)
 
 
-def clipped_surrogate(logp: Array, s: Sample, eps: Array) -> Array:
+def clipped_surrogate(logp: Float[Array, " S"], s: Sample, eps: Float[Array, ""]) -> Float[Array, ""]:
     """The GePPO objective, eq (14): E[min(ratio·A, clip(ratio, rho-eps, rho+eps)·A)]; PPO's eq (13) when rho = 1."""
     ratio = ratio_to(logp, s.logp_i)
     clipped = jnp.clip(ratio, s.rho - eps, s.rho + eps)
     return mean(jnp.minimum(ratio * s.adv, clipped * s.adv), s.weight)
 
 
-def likelihood(logp: Array, s: Sample, w: Array) -> Array:
+def likelihood(logp: Float[Array, " S"], s: Sample, w: Float[Array, " S"]) -> Float[Array, ""]:
     """The GeVMPO objective, eq (19): E[rho·w·log pi], with baseline 1 and self-normalised; eq (18) when rho = 1.
 
     The baseline: w averages to 1, so `w - 1` has the same expected gradient and less variance (docs/deviations.md).
@@ -37,17 +37,19 @@ def likelihood(logp: Array, s: Sample, w: Array) -> Array:
     return mean(s.rho * (w - 1.0) * logp, s.weight) / mean(s.rho, s.weight)
 
 
-def one_step_tv(logp: Array, s: Sample) -> Array:
+def one_step_tv(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     """The expected one-step TV distance of eqs (6) and (7), from samples: ½ E|ratio - rho|."""
     return 0.5 * mean(jnp.abs(ratio_to(logp, s.logp_i) - s.rho), s.weight)
 
 
-def penalty(logp: Array, s: Sample) -> Array:
+def penalty(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     """The expected TV distance to all prior policies, left side of eqs (5) and (11): ½ E|ratio - 1|."""
     return 0.5 * mean(jnp.abs(ratio_to(logp, s.logp_i) - 1.0), s.weight)
 
 
-def target_weights(adv: Array, base: Array, delta: Array) -> tuple[Array, Array]:
+def target_weights(
+    adv: Float[Array, " S"], base: Float[Array, " S"], delta: Float[Array, ""]
+) -> tuple[Float[Array, " S"], Float[Array, ""]]:
     """The non-parametric target of eq (17), w = exp(A/lambda*)/Z, and its temperature lambda*.
 
     `base` holds the probabilities psi_k of the samples, weight·rho normalised. The dual lambda·delta + lambda·log Z

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from gpi.theory.mixture import mixture
 
-Rule = Literal["ppo", "trpo", "vmpo"]
-Trust = Literal["paper", "adaptive", "strict"]
-TRUST: dict[str, Trust] = {name: name for name in ("paper", "adaptive", "strict")}
+TrustMode = Literal["paper", "adaptive", "strict"]
+TRUST_MODES: tuple[str, ...] = get_args(TrustMode)
 """How strictly an update keeps its trust region."""
-
-ALGORITHMS: dict[str, tuple[Rule, bool]] = {
-    "ppo": ("ppo", False),
-    "trpo": ("trpo", False),
-    "vmpo": ("vmpo", False),
-    "geppo": ("ppo", True),
-    "getrpo": ("trpo", True),
-    "gevmpo": ("vmpo", True),
-}
-"""Name of each algorithm, its improvement rule, and whether it reuses samples."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +22,7 @@ class Plan:
     eps: float
 
 
-def on_policy(B: int, n: int, eps: float) -> Plan:
+def on_policy(B: int, n: int, eps: float, kappa: float) -> Plan:
     """Algorithm 1: N = B n samples of pi_k alone, trust region eps of eq (2)."""
     return Plan((1.0,), B * n, eps)
 
@@ -43,7 +33,28 @@ def reuse(B: int, n: int, eps: float, kappa: float) -> Plan:
     return Plan(best.nu, n, best.eps_gpi)
 
 
+PLANS: dict[str, Callable[[int, int, float, float], Plan]] = {"on_policy": on_policy, "reuse": reuse}
+"""Functions that decide what to collect and to reuse, from B, n, eps and kappa."""
+
+
+class Algorithm(NamedTuple):
+    """An algorithm as a composition of parts, each named in its table."""
+
+    rule: str  # of `rules.RULES`
+    plan: str  # of `PLANS`
+    critic: str = "mlp"  # of `critic.CRITICS`
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ppo": Algorithm("ppo", "on_policy"),
+    "trpo": Algorithm("trpo", "on_policy"),
+    "vmpo": Algorithm("vmpo", "on_policy"),
+    "geppo": Algorithm("ppo", "reuse"),
+    "getrpo": Algorithm("trpo", "reuse"),
+    "gevmpo": Algorithm("vmpo", "reuse"),
+}
+
+
 def plan(algorithm: str, B: int, n: int, eps: float, kappa: float) -> Plan:
-    """The plan of an algorithm by its name."""
-    _, generalized = ALGORITHMS[algorithm]
-    return reuse(B, n, eps, kappa) if generalized else on_policy(B, n, eps)
+    """Return the plan of an algorithm by its name."""
+    return PLANS[ALGORITHMS[algorithm].plan](B, n, eps, kappa)

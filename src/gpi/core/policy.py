@@ -1,149 +1,93 @@
-"""The policy pi (Gaussian or categorical) and the value network V, as parameters and pure functions.
+"""The interface of a policy pi to the algorithms, and the table of policies.
 
-Functions take observations `[S, O]`: one row per sample.
+A policy is its parameters theta, which give a distribution for every observation. To add one: a file like `gaussian.py`
+and a line in `POLICIES`.
 """
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from typing import Any, Protocol, runtime_checkable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jaxtyping import Array, Float, PRNGKeyArray
 
-MIN_LOG_STD = math.log(1e-3)
-HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class Layer(NamedTuple):
-    """One dense layer."""
-
-    kernel: Array  # [in, out]
-    bias: Array  # [out]
+from gpi.core.categorical import CategoricalTheta
+from gpi.core.gaussian import GaussianTheta
+from gpi.core.network import Net
 
 
-Net = tuple[Layer, ...]  # tanh between layers, none after the last
+@runtime_checkable
+class Distribution(Protocol):
+    """pi(.|s) for every row of observations, as a pytree of arrays."""
+
+    def act(self, noise: Array, /) -> Array:
+        """Return a ~ pi(.|s), given its noise."""
+        ...
+
+    def mode(self) -> Array:
+        """Return the likeliest action."""
+        ...
+
+    def log_prob(self, action: Array, /) -> Float[Array, " S"]:
+        """Return log pi(a|s)."""
+        ...
+
+    def entropy(self) -> Float[Array, " S"]:
+        """Return the entropy of pi(.|s)."""
+        ...
+
+    def kl(self, other: Any, /) -> Float[Array, " S"]:
+        """Return KL(self‖other)(s), the forward KL divergence from one of its own kind: pi_k.kl(pi) as in eq (15)."""
+        ...
 
 
-class Theta(NamedTuple):
-    """Parameters theta of the policy; without `log_std` the policy is categorical."""
+@runtime_checkable
+class Theta(Protocol):
+    """Parameters theta of a policy, as a pytree of arrays."""
 
-    net: Net
-    log_std: Array | None  # [A], state-independent
+    @property
+    def net(self) -> Net:
+        """The network that reads observations."""
+        ...
 
+    def distribution(self, obs: Float[Array, "S O"], /) -> Distribution:
+        """Return pi(.|s) for every row of observations."""
+        ...
 
-class Gaussian(NamedTuple):
-    """pi(.|s): a multivariate Gaussian with diagonal covariance."""
+    def project(self) -> Theta:
+        """Return the nearest parameters that are allowed."""
+        ...
 
-    mean: Array  # [S, A]
-    log_std: Array  # [A]
+    @staticmethod
+    def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...], /) -> Array:
+        """Return the randomness of actions, drawn ahead of them; the last axis has the size of the network's output."""
+        ...
 
+    @staticmethod
+    def empty_action(action_size: int, /) -> Array:
+        """Return an action of the right shape and type."""
+        ...
 
-class Categorical(NamedTuple):
-    """pi(.|s) over finitely many actions."""
+    def act_on_host(self, out: np.ndarray, noise: np.ndarray, /) -> np.ndarray:
+        """Act in NumPy, given the outputs `[P, E, A]` of the networks of a population."""
+        ...
 
-    logits: Array  # [S, A], not normalised: the KL divergence is then at a minimum in them, as the Fisher matrix needs
+    def at_floor(self) -> bool:
+        """Return whether exploration has fallen to the least that is allowed."""
+        ...
 
-
-Distribution = Gaussian | Categorical
-
-
-def init_net(rng: np.random.Generator, sizes: tuple[int, ...], last_gain: float) -> Net:
-    """A network with orthogonal kernels of gain sqrt 2 (`last_gain` in the last layer) and zero biases.
-
-    In NumPy: compiling a QR decomposition would cost every run three seconds.
-    """
-    gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [last_gain]
-
-    def orthogonal(rows: int, columns: int) -> np.ndarray:
-        q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
-        q = q * np.sign(np.diag(r))[None]  # uniform over orthogonal matrices
-        return q if rows >= columns else q.T
-
-    return tuple(
-        Layer(jnp.asarray(gain * orthogonal(m, n), jnp.float32), jnp.zeros(n, jnp.float32))
-        for gain, m, n in zip(gains, sizes[:-1], sizes[1:], strict=True)
-    )
-
-
-def init_theta(
-    rng: np.random.Generator, observation_size: int, action_size: int, hidden: tuple[int, ...], *, discrete: bool
-) -> Theta:
-    """The initial policy pi_0: last layer of gain 0.01, standard deviation 1."""
-    net = init_net(rng, (observation_size, *hidden, action_size), 0.01)
-    return Theta(net, None if discrete else jnp.zeros(action_size, jnp.float32))
+    def deployed(self) -> dict[str, np.ndarray]:
+        """Return what acting needs besides the network, by the names of a policy file."""
+        ...
 
 
-def init_phi(rng: np.random.Generator, observation_size: int, hidden: tuple[int, ...]) -> Net:
-    """The initial value network: last layer of gain 1."""
-    return init_net(rng, (observation_size, *hidden, 1), 1.0)
+POLICIES: dict[str, type[GaussianTheta] | type[CategoricalTheta]] = {
+    "continuous": GaussianTheta,
+    "discrete": CategoricalTheta,
+}
+"""The policy for each kind of action."""
 
 
-def forward(net: Net, obs: Array) -> Array:
-    """Output of a tanh network."""
-    x = obs
-    for layer in net[:-1]:
-        x = jnp.tanh(x @ layer.kernel + layer.bias[None])
-    return x @ net[-1].kernel + net[-1].bias[None]
-
-
-def value(phi: Net, obs: Array) -> Array:
-    """V(s), the value function's estimate."""
-    return forward(phi, obs)[:, 0]
-
-
-def distribution(theta: Theta, obs: Array) -> Distribution:
-    """pi(.|s) for every row of observations."""
-    out = forward(theta.net, obs)
-    if theta.log_std is None:
-        return Categorical(out)
-    # Below the floor the gradient is zero on purpose: ratios of a collapsed policy overflow.
-    return Gaussian(out, jnp.maximum(theta.log_std, MIN_LOG_STD))
-
-
-def project(theta: Theta) -> Theta:
-    """The nearest parameters whose standard deviation is at its floor or above (docs/deviations.md)."""
-    return theta if theta.log_std is None else theta._replace(log_std=jnp.maximum(theta.log_std, MIN_LOG_STD))
-
-
-def draw_noise(key: Array, shape: tuple[int, ...], *, discrete: bool) -> Array:
-    """The randomness of an action, drawn ahead of it: one number per action dimension."""
-    draw = jax.random.gumbel if discrete else jax.random.normal
-    return draw(key, shape, jnp.float32)
-
-
-def act(dist: Distribution, noise: Array) -> Array:
-    """a ~ pi(.|s) from its noise; zero noise gives the mode."""
-    if isinstance(dist, Categorical):
-        return jnp.argmax(dist.logits + noise, axis=-1).astype(jnp.int32)
-    return dist.mean + jnp.exp(dist.log_std)[None] * noise
-
-
-def log_prob(dist: Distribution, action: Array) -> Array:
-    """log pi(a|s), of the action before any clipping by the environment."""
-    if isinstance(dist, Categorical):
-        return jnp.take_along_axis(jax.nn.log_softmax(dist.logits), action[:, None], axis=-1)[:, 0]
-    z = (action - dist.mean) * jnp.exp(-dist.log_std)[None]
-    return -0.5 * jnp.sum(z * z, axis=-1) - jnp.sum(dist.log_std + HALF_LOG_2PI)
-
-
-def entropy(dist: Distribution) -> Array:
-    """Entropy of pi(.|s)."""
-    if isinstance(dist, Categorical):
-        logp = jax.nn.log_softmax(dist.logits)
-        return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
-    per_state = jnp.sum(dist.log_std + HALF_LOG_2PI + 0.5)
-    return jnp.broadcast_to(per_state, dist.mean.shape[:1])
-
-
-def kl(p: Distribution, q: Distribution) -> Array:
-    """KL(p‖q)(s), the forward KL divergence of q from p, as in eq (15): kl(pi_k, pi)."""
-    if isinstance(p, Categorical) and isinstance(q, Categorical):
-        logp, logq = jax.nn.log_softmax(p.logits), jax.nn.log_softmax(q.logits)
-        return jnp.sum(jnp.exp(logp) * (logp - logq), axis=-1)
-    assert isinstance(p, Gaussian) and isinstance(q, Gaussian)
-    z = (p.mean - q.mean) * jnp.exp(-q.log_std)[None]
-    gap = q.log_std - p.log_std  # log of the ratio of standard deviations
-    return 0.5 * jnp.sum(z * z, axis=-1) + jnp.sum(gap + 0.5 * jnp.expm1(-2.0 * gap))
+def log_pi(theta: Theta, obs: Float[Array, "S O"], action: Array) -> Float[Array, " S"]:
+    """Return log pi(a|s)."""
+    return theta.distribution(obs).log_prob(action)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from gpi.core.sample import Sample
 
@@ -19,46 +19,47 @@ BACKTRACKS = 10
 BACKTRACK_FACTOR = 2.0**-0.5
 BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-7
 
-Params = Any  # a pytree of arrays
+Tree = TypeVar("Tree")  # a pytree of arrays
 Carry = TypeVar("Carry")
+Pi = TypeVar("Pi")  # the distributions of a policy
 
 
-class Climber(NamedTuple):
-    """Parameters and the moments of Adam that climb them."""
+class Adam(NamedTuple, Generic[Tree]):
+    """Parameters and the moments of Adam."""
 
-    params: Params
-    first: Params  # running mean of the gradient
-    second: Params  # running mean of its square
-    count: Array  # steps taken, float32
+    params: Tree
+    first: Tree  # running mean of the gradient
+    second: Tree  # running mean of its square
+    count: Float[Array, ""]  # steps taken
 
 
-def init_climber(params: Params) -> Climber:
-    """Parameters with fresh Adam moments."""
+def init_adam(params: Tree) -> Adam[Tree]:
+    """Return parameters with fresh moments."""
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return Climber(params, zeros, zeros, jnp.zeros((), jnp.float32))
+    return Adam(params, zeros, zeros, jnp.zeros((), jnp.float32))
 
 
-def climb(climber: Climber, gradient: Params, lr: Array, max_norm: float | None = None) -> Climber:
-    """One Adam step up the gradient, whose norm is first clipped at `max_norm`."""
+def adam_step(adam: Adam[Tree], gradient: Tree, lr: Float[Array, ""], max_norm: float | None = None) -> Adam[Tree]:
+    """Take one Adam step up the gradient, whose norm is first clipped at `max_norm`."""
     if max_norm is not None:
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
         scale = max_norm / jnp.maximum(norm, max_norm)
         gradient = jax.tree.map(lambda g: g * scale, gradient)
-    count = climber.count + 1.0
-    first = jax.tree.map(lambda m, g: BETA_1 * m + (1.0 - BETA_1) * g, climber.first, gradient)
-    second = jax.tree.map(lambda m, g: BETA_2 * m + (1.0 - BETA_2) * g * g, climber.second, gradient)
+    count = adam.count + 1.0
+    first = jax.tree.map(lambda m, g: BETA_1 * m + (1.0 - BETA_1) * g, adam.first, gradient)
+    second = jax.tree.map(lambda m, g: BETA_2 * m + (1.0 - BETA_2) * g * g, adam.second, gradient)
     rate, grow = lr / (1.0 - BETA_1**count), 1.0 / (1.0 - BETA_2**count)
-    params = jax.tree.map(lambda x, m, v: x + rate * m / (jnp.sqrt(grow * v) + ADAM_EPS), climber.params, first, second)
-    return Climber(params, first, second, count)
+    params = jax.tree.map(lambda x, m, v: x + rate * m / (jnp.sqrt(grow * v) + ADAM_EPS), adam.params, first, second)
+    return Adam(params, first, second, count)
 
 
-def gradient(objective: Callable[..., Array], at: Params, *data: Any) -> Params:
-    """g, the gradient of an objective in its first argument."""
-    return jax.grad(objective)(at, *data)
+def gradient(objective: Callable[[Tree], Array], at: Tree) -> Tree:
+    """Return g, the gradient of an objective."""
+    return jax.grad(objective)(at)
 
 
-def shuffle(key: Array, total: int) -> Array:
-    """A random order of `total` samples.
+def shuffle(key: PRNGKeyArray, total: int) -> Int[Array, " S"]:
+    """Return a random order of `total` samples.
 
     Random high bits over the index in one word, sorted: 20 times faster on a CPU than `jax.random.permutation`, which
     sorts pairs, twice. Samples whose high bits tie (8 pairs of 4,096) keep their order.
@@ -70,9 +71,14 @@ def shuffle(key: Array, total: int) -> Array:
 
 
 def minibatch_ascent(
-    step: Callable[[Carry, Sample], Carry], carry: Carry, sample: Sample, key: Array, epochs: int, minibatches: int
+    step: Callable[[Carry, Sample], Carry],
+    carry: Carry,
+    sample: Sample,
+    key: PRNGKeyArray,
+    epochs: int,
+    minibatches: int,
 ) -> Carry:
-    """Minibatch stochastic ascent: `step` over every minibatch of every epoch, newly shuffled each time.
+    """Take a `step` on every minibatch of every epoch, shuffled again each time: minibatch stochastic ascent.
 
     Weights are not renormalised in a minibatch: its mean stays an unbiased estimate of the batch's. When the batch is
     not a multiple of the minibatches, each epoch leaves out a few samples.
@@ -88,8 +94,10 @@ def minibatch_ascent(
     return jax.lax.scan(epoch, carry, jax.random.split(key, epochs))[0]
 
 
-def conjugate_gradient(matrix: Callable[[Array], Array], g: Array, iterations: int = CG_ITERATIONS) -> Array:
-    """v with F v = g, approximately, by conjugate gradient steps; the last good iterate where F is not positive."""
+def conjugate_gradient(
+    matrix: Callable[[Array], Array], g: Float[Array, " D"], iterations: int = CG_ITERATIONS
+) -> Float[Array, " D"]:
+    """Return v with F v = g, approximately, by conjugate gradient; the last good iterate where F is not positive."""
     squared = g @ g
 
     def iterate(carry: tuple[Array, Array, Array, Array, Array], _: None) -> tuple[Any, None]:
@@ -109,8 +117,10 @@ def conjugate_gradient(matrix: Callable[[Array], Array], g: Array, iterations: i
     return jax.lax.scan(iterate, start, None, length=iterations)[0][0]
 
 
-def backtrack(theta: Array, step: Array, accept: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Backtracking line search: the first accepted theta + step/sqrt(2)^j and its fraction, else theta itself and 0."""
+def backtrack(
+    theta: Float[Array, " D"], step: Float[Array, " D"], accept: Callable[[Array], Array]
+) -> tuple[Float[Array, " D"], Float[Array, ""]]:
+    """Return the first accepted theta + step/sqrt(2)^j and its fraction, else theta itself and 0: a line search."""
 
     def searching(carry: tuple[Array, Array, Array]) -> Array:
         _, j, accepted = carry
@@ -129,9 +139,9 @@ def backtrack(theta: Array, step: Array, accept: Callable[[Array], Array]) -> tu
 
 
 def damped_fisher(
-    policy: Callable[[Array], Params], divergence: Callable[[Params], Array], theta_k: Array
+    policy: Callable[[Array], Pi], divergence: Callable[[Pi], Array], theta_k: Float[Array, " D"]
 ) -> Callable[[Array], Array]:
-    """v -> (F + damping) v, with F = J'HJ the Fisher matrix at theta_k: there, the Hessian of the expected KL.
+    """Return v -> (F + damping) v, with F = J'HJ the Fisher matrix at theta_k: there, the Hessian of the expected KL.
 
     J is the derivative of the policy's distributions, H the Hessian of the divergence in them. The divergence is at its
     minimum, so this is its whole Hessian in theta, at half the cost of differentiating the gradient.
@@ -147,18 +157,25 @@ def damped_fisher(
     return product
 
 
-def natural_step(
-    objective: Callable[[Params], Array],
-    policy: Callable[[Params], Params],
-    divergence: Callable[[Params], Array],
-    theta_k: Params,
-    delta: Array,
-    accept: Callable[[Params], Array],
-) -> tuple[Params, Array]:
-    """The trust-region step of TRPO (section VI-B), theta_k + beta v with a backtracking line search; and its fraction.
+class Direction(NamedTuple):
+    """A proposed step in all parameters, flattened."""
+
+    step: Float[Array, " D"]
+    usable: Bool[Array, ""]  # whether there is a step at all
+    finite: Bool[Array, ""]  # whether the gradient was finite
+
+
+def natural_direction(
+    objective: Callable[[Tree], Array],
+    policy: Callable[[Tree], Pi],
+    divergence: Callable[[Pi], Array],
+    theta_k: Tree,
+    delta: Float[Array, ""],
+) -> Direction:
+    """Return the trust-region step of TRPO (section VI-B) before its line search: beta v.
 
     g is the gradient of `objective`, F the Fisher matrix, v = F⁻¹g by conjugate gradient, beta = sqrt(2 delta / v'Fv);
-    both with the damped F (docs/deviations.md). The fraction is NaN where g is not finite.
+    both with the damped F (docs/deviations.md).
     """
     flat, unravel = ravel_pytree(theta_k)
     g = gradient(lambda x: objective(unravel(x)), flat)
@@ -166,6 +183,20 @@ def natural_step(
     v = conjugate_gradient(fisher, g)
     beta = jnp.sqrt(2.0 * delta / (v @ fisher(v)))
     usable = jnp.isfinite(beta) & (beta > 0.0)  # neither without positive curvature nor where float32 ends
-    step = jnp.where(usable, beta * v, 0.0)
-    new, fraction = backtrack(flat, step, lambda x: usable & accept(unravel(x)))
-    return unravel(new), jnp.where(jnp.all(jnp.isfinite(g)), fraction, jnp.nan)
+    return Direction(jnp.where(usable, beta * v, 0.0), usable, jnp.all(jnp.isfinite(g)))
+
+
+class StepResult(NamedTuple, Generic[Tree]):
+    """The outcome of a proposed step."""
+
+    theta: Tree  # the new parameters or, bit for bit, the old ones
+    accepted: Bool[Array, ""]
+    fraction: Float[Array, ""]  # of the proposed step that was taken; 0 when it was refused
+    finite: Bool[Array, ""]  # whether the gradient was finite
+
+
+def take_step(theta_k: Tree, direction: Direction, accept: Callable[[Tree], Array]) -> StepResult[Tree]:
+    """Take the longest part of a step, whole or shortened by sqrt(2)^j, that is accepted; otherwise none of it."""
+    flat, unravel = ravel_pytree(theta_k)
+    new, fraction = backtrack(flat, direction.step, lambda x: direction.usable & accept(unravel(x)))
+    return StepResult(unravel(new), fraction > 0.0, fraction, direction.finite)

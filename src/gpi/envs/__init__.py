@@ -1,1 +1,1 @@
-"""What an agent acts in."""
+"""Environments: what agents act in."""

@@ -1,7 +1,7 @@
 """The 28 tasks of the DeepMind Control suite on EnvPool, with observations exactly as dm_control's.
 
-What EnvPool gives is not always what dm_control gives: some tasks have more observation keys, one has them in another
-order. That is settled here.
+EnvPool's observations sometimes differ from dm_control's: some tasks have more keys, one has them in another order.
+That is handled here.
 """
 
 from __future__ import annotations
@@ -93,9 +93,14 @@ TASKS: dict[str, Spec] = {
 """The tasks of `dm_control.suite.BENCHMARKING`, by name and in its order."""
 
 
-def find(task: str) -> Spec:
-    """The task called `cheetah-run` or, canonically, `dmc/cheetah-run`."""
-    name = task.removeprefix(_PREFIX)
+def short_name(task: str) -> str:
+    """Return the name of a task without the prefix: `cheetah-run`."""
+    return task.removeprefix(_PREFIX)
+
+
+def find_spec(task: str) -> Spec:
+    """Return the spec of the task called `cheetah-run` or, canonically, `dmc/cheetah-run`."""
+    name = short_name(task)
     if name in TASKS:
         return TASKS[name]
     nearest = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.0)[0]
@@ -105,18 +110,27 @@ def find(task: str) -> Spec:
     )
 
 
-def make(task: str, seeds: Sequence[int], num_threads: int, first_core: int = -1) -> envpool.NativePool:
-    """A pool of `len(seeds)` environments of `task`, as `envpool.make` makes it."""
-    spec = find(task)
-    return envpool.make(spec, envpool_id(spec), seeds, num_threads, first_core, list(keys_of(spec)))
+def make(task: str, seeds: Sequence[int], num_threads: int, first_core: int = -1) -> envpool.EnvPool:
+    """Make a pool of `len(seeds)` environments of `task`, as `envpool.make` does."""
+    spec = find_spec(task)
+    return envpool.make(spec, envpool_id(spec), seeds, num_threads, first_core, list(observation_keys(spec)))
 
 
-def keys_of(spec: Spec) -> dict[str, int]:
-    """The observation keys of a task and their sizes."""
-    return _LAYOUT[spec.id.removeprefix(_PREFIX)][0]
+def make_on_host(task: str, seeds: Sequence[int], num_threads: int) -> envpool.EnvPoolOnHost:
+    """Make a pool of `len(seeds)` environments of `task`, as `envpool.make_on_host` does."""
+    spec = find_spec(task)
+    return envpool.make_on_host(spec, envpool_id(spec), seeds, num_threads, keys=list(observation_keys(spec)))
+
+
+def observation_keys(spec: Spec) -> dict[str, int]:
+    """Return the observation keys of a task and their sizes."""
+    return _LAYOUT[short_name(spec.id)][0]
 
 
 def envpool_id(spec: Spec) -> str:
-    """`dmc/ball_in_cup-catch` is EnvPool's `BallInCupCatch-v1`. Only for known tasks: wrong ids crash the process."""
-    words = re.split("[-_]", spec.id.removeprefix(_PREFIX))
+    """Return EnvPool's id of a known task: `BallInCupCatch-v1` for `dmc/ball_in_cup-catch`.
+
+    Never call it for an unknown task: wrong ids crash the process.
+    """
+    words = re.split("[-_]", short_name(spec.id))
     return "".join(word.capitalize() for word in words) + "-v1"

@@ -1,7 +1,7 @@
-"""Environments on EnvPool, which steps them inside the compiled program through XLA.
+"""Environments on EnvPool, which steps them inside the compiled program through XLA, or on the host.
 
-Rewards after an end are stale memory, most things are float64, a wrong id or shape crashes the process. All that is
-settled here and nowhere else.
+Rewards after an end are stale memory, most values are float64, a wrong id or shape crashes the process. All of that is
+handled here and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpi.envs.pool import Place, Spec, Step, digest_of
+from gpi.envs.pool import Spec, Step
+from gpi.envs.replay import Position, digest_of, first_digests
 from gpi.errors import UsageError
+from gpi.standalone import scale_action
 
 if TYPE_CHECKING:  # listing tasks must start neither JAX nor EnvPool
     from collections.abc import Sequence
@@ -27,45 +29,54 @@ MUJOCO = (
 )  # fmt: skip
 CLASSIC = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 GYMNASIUM = (*MUJOCO, *CLASSIC)
-"""Gymnasium's ids that EnvPool simulates too."""
+"""Gymnasium ids that EnvPool simulates too."""
 
 
 def make(
     spec: Spec | None, envpool_id: str, seeds: Sequence[int], num_threads: int, first_core: int = -1,
     keys: Sequence[str] = (),
-) -> NativePool:  # fmt: skip
-    """A pool of `len(seeds)` environments, simulated by `num_threads` threads.
+) -> EnvPool:  # fmt: skip
+    """Make a pool of `len(seeds)` environments, simulated by `num_threads` threads, for compiled programs.
 
     Call it, and everything that steps the pool, with 64-bit JAX (`jax.enable_x64(True)`). Results depend on the
     seeds only, not on the number of threads. Never use a pool in a forked process. With `first_core`, the threads stay
-    on the cores from that one on, which is faster for whoever has the machine alone.
+    on the cores from that one on, which is faster if nothing else runs on the machine.
 
     Args:
-        spec: The task, where it is known before; otherwise what the environments say of themselves.
+        spec: The task, if it is known already; otherwise the environments describe themselves.
         envpool_id: EnvPool's name of the task; a wrong one crashes the process.
         seeds: Distinct 31-bit numbers, one per environment.
         num_threads: Threads that simulate.
         first_core: The first core of the threads, or -1.
-        keys: The parts of an observation in their order; nothing where it is one array.
+        keys: The parts of an observation in their order; empty where it is one array.
     """
+    host = make_on_host(spec, envpool_id, seeds, num_threads, first_core, keys)
+    _require_x64()
+    return EnvPool(host)
+
+
+def make_on_host(
+    spec: Spec | None, envpool_id: str, seeds: Sequence[int], num_threads: int, first_core: int = -1,
+    keys: Sequence[str] = (), **options: Any,
+) -> EnvPoolOnHost:  # fmt: skip
+    """Make a pool like `make`, to be stepped on the host, which does not need 64-bit JAX; options are EnvPool's."""
     if len(seeds) == 0 or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**31 for seed in seeds):
         raise UsageError(f"environment seeds must be distinct 31-bit numbers, got {list(seeds)}; use env_seeds")
     if num_threads < 1:
         raise UsageError(f"threads of the simulation must be at least 1, got {num_threads}; use 1")
     _require_linux(spec.id if spec else envpool_id)
-    _require_x64()
-    with warnings.catch_warnings():  # EnvPool declares bounds in float64 that Gymnasium then says it rounds
+    with warnings.catch_warnings():  # Gymnasium warns that it rounds the bounds, which EnvPool declares in float64
         warnings.simplefilter("ignore", UserWarning)
         # `env_seed` and not `seed`: EnvPool would count up from the latter, and runs would share environments.
         env = import_envpool().make_gymnasium(
             envpool_id, num_envs=len(seeds), num_threads=num_threads, env_seed=list(seeds),
-            thread_affinity_offset=first_core,
+            thread_affinity_offset=first_core, **options,
         )  # fmt: skip
-        return NativePool(spec or spec_of(envpool_id, env), env, len(seeds), keys)
+        return EnvPoolOnHost(spec or spec_of(envpool_id, env), env, len(seeds), keys)
 
 
 def spec_of(name: str, env: Any) -> Spec:
-    """The task of one of Gymnasium's ids, as EnvPool describes it."""
+    """Return the spec of a Gymnasium id, as EnvPool describes it."""
     see, do = env.observation_space, env.action_space
     if hasattr(do, "n"):
         return Spec(name, see.shape[0], int(do.n), None, discrete=True)
@@ -73,87 +84,133 @@ def spec_of(name: str, env: Any) -> Spec:
     return Spec(name, see.shape[0], do.shape[0], None, low=low, high=high)
 
 
-class NativePool:
-    """A `Pool` on EnvPool."""
+class Handle(NamedTuple):
+    """The state that a compiled program passes from one step to the next."""
 
-    compiled = True
+    xla: Any  # EnvPool's own handle, which orders the steps
+    ended: np.ndarray | jax.Array  # [N] bool: the episode has ended, so the next step only begins another
 
-    def __init__(self, spec: Spec, env: Any, num_envs: int, keys: Sequence[str]):
-        """Make it with `make`, which checks what would otherwise crash the process."""
-        self.spec, self.num_envs = spec, num_envs
-        self._env: Any = env
-        self._keys = keys
-        self._dtype = env.spec.action_array_spec["action"].dtype
-        low, high = np.array(spec.low), np.array(spec.high)
-        self._centre, self._half = 0.5 * (low + high), 0.5 * (high - low)
-        self._drawn = 0  # resets of all environments since they were made
-        self._first = np.zeros((num_envs, spec.observation_size), np.float32)
-        self.handle: Any
+
+class EnvPool:
+    """A `CompiledPool` on EnvPool."""
+
+    def __init__(self, host: EnvPoolOnHost):
+        """Let compiled programs step the environments; `make` first refuses arguments that would crash the process."""
+        self.spec, self.num_envs = host.spec, host.num_envs
+        self._host = host
         self._xla_step: Any
-        self.handle, _, _, self._xla_step = env.xla()
+        xla, _, _, self._xla_step = host.env.xla()
+        self.handle = Handle(xla, np.zeros(self.num_envs, np.bool_))
 
-    def reset(self, handle: Any) -> tuple[Any, np.ndarray]:
+    def reset(self, handle: Handle) -> tuple[Handle, np.ndarray]:
         """Start a new episode in every environment."""
         import jax
 
         # The program that returned this handle may still be running, and stepping the same environments.
         jax.block_until_ready(handle)
-        obs, _ = self._env.reset()
-        self._drawn, self._first = self._drawn + 1, self._flat(obs, self.num_envs)
-        return handle, self._first
+        return handle._replace(ended=np.zeros(self.num_envs, np.bool_)), self._host.reset()
 
-    def step(self, handle: Any, action: jax.Array) -> tuple[Any, Step]:
-        """Step every environment with action [N, A], clipped to [-1, 1], or [N] where discrete."""
+    def step(self, handle: Handle, action: jax.Array) -> tuple[Handle, Step[jax.Array]]:
+        """Step every environment with actions [N, A], clipped to [-1, 1], or [N] where discrete."""
         import jax.numpy as jnp
 
         _require_x64()
-        wanted = (self.num_envs,) if self.spec.discrete else (self.num_envs, self.spec.action_size)
-        if action.shape != wanted:  # EnvPool would read beyond the array
-            raise ValueError(f"action must be {wanted}, got {action.shape}")
-        if not self.spec.discrete:
+        spec = self.spec
+        expected = (self.num_envs,) if spec.discrete else (self.num_envs, spec.action_size)
+        if action.shape != expected:  # EnvPool would read beyond the array
+            raise ValueError(f"action must be {expected}, got {action.shape}")
+        if not spec.discrete:
             # MuJoCo also acts with zero where it gets NaN, but leaves a log file in the working directory.
-            action = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float64)
-            action = jnp.asarray(self._centre)[None] + jnp.asarray(self._half)[None] * action
-        handle, (obs, reward, terminated, truncated, _) = self._xla_step(handle, action.astype(self._dtype))
-        parts = [obs[key] for key in self._keys] if self._keys else [obs]
-        rows = [part.reshape(self.num_envs, -1).astype(jnp.float32) for part in parts]
-        return handle, Step(jnp.concatenate(rows, axis=1), reward.astype(jnp.float32), terminated, truncated)
+            bounds = (jnp.asarray(bound, jnp.float64)[None] for bound in (spec.low, spec.high))
+            action = scale_action(action.astype(jnp.float64), *bounds, xp=jnp)
+        host = self._host
+        xla, (obs, reward, terminated, truncated, _) = self._xla_step(handle.xla, action.astype(host.action_dtype))
+        rows = [part.reshape(self.num_envs, -1).astype(jnp.float32) for part in host.parts(obs)]
+        valid = jnp.logical_not(handle.ended)
+        terminated, truncated = terminated & valid, truncated & valid
+        reward = jnp.where(valid, reward.astype(jnp.float32), 0.0)  # after an end it is uninitialised memory
+        step = Step(jnp.concatenate(rows, axis=1), reward, terminated, truncated, valid)
+        return Handle(xla, terminated | truncated), step
 
-    def play(self, action: np.ndarray) -> Step:
-        """Step every environment on the host; not while a compiled program does."""
-        return self._play(action, np.arange(self.num_envs, dtype=np.int32))
+    def seek(self, position: Position) -> tuple[Handle, np.ndarray, np.ndarray]:
+        """Bring a newly made pool to a position."""
+        obs, digest = self._host.seek(position)
+        return self.handle._replace(ended=self._host.ended.copy()), obs, digest
 
-    def _play(self, action: np.ndarray, ids: np.ndarray) -> Step:
-        """Step some of the environments."""
-        if not self.spec.discrete:
-            action = np.where(np.isnan(action), 0.0, np.clip(action, -1.0, 1.0)).astype(np.float64)
-            action = self._centre + self._half * action
-        obs, reward, terminated, truncated, _ = self._env.step(action.astype(self._dtype), ids)
-        return Step(self._flat(obs, len(ids)), reward.astype(np.float32), terminated, truncated)
-
-    def seek(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
-        """Go to a place: only resets draw random numbers, so each environment repeats all of its own."""
-        obs = self._first.copy()
-        for reset in range(self._drawn + 1, int(place.resets.max()) + 1):
-            ids = np.flatnonzero(place.resets >= reset).astype(np.int32)
-            obs[ids] = self._flat(self._env.reset(ids)[0], len(ids))
-        zero = np.zeros(1, np.float32)
-        digest = np.array([digest_of(0, row[None], zero) for row in obs], np.int64)
-        for call in range(int(place.calls.max())):
-            ids = np.flatnonzero(place.calls > call).astype(np.int32)
-            out = self._play(place.actions[call, ids], ids)
-            obs[ids] = out.obs
-            for i, row, reward in zip(ids, obs[ids], np.asarray(out.reward), strict=True):
-                digest[i] = digest_of(int(digest[i]), row[None], reward[None])
-        return obs, digest
+    def on_host(self) -> EnvPoolOnHost:
+        """Return the same environments, stepped on the host; begin with a reset or a seek."""
+        return self._host
 
     def close(self) -> None:
         """Free the environments and their threads. No program compiled with this pool may run afterwards."""
-        self._env = self._xla_step = None
+        self._host.close()
+        self._xla_step = None
 
-    def _flat(self, obs: Any, rows: int) -> np.ndarray:
-        parts = [obs[key] for key in self._keys] if self._keys else [obs]
-        return np.concatenate([np.reshape(part, (rows, -1)) for part in parts], axis=1, dtype=np.float32)
+
+class EnvPoolOnHost:
+    """A `HostPool` on EnvPool."""
+
+    def __init__(self, spec: Spec, env: Any, num_envs: int, keys: Sequence[str]):
+        """Step EnvPool's `env`; `make_on_host` first refuses arguments that would crash the process."""
+        self.spec, self.num_envs = spec, num_envs
+        self.env: Any = env
+        self.ended = np.zeros(num_envs, np.bool_)  # these begin a new episode on the next step
+        self.action_dtype: np.dtype = env.spec.action_array_spec["action"].dtype
+        self._keys = keys
+        self._low, self._high = np.array(spec.low), np.array(spec.high)
+        self._resets = 0  # of all environments since they were made
+        self._first_obs = np.zeros((num_envs, spec.observation_size), np.float32)
+
+    def reset(self) -> np.ndarray:
+        """Start a new episode in every environment."""
+        obs, _ = self.env.reset()
+        self.ended[:] = False
+        self._resets += 1
+        self._first_obs = self._flatten(obs, self.num_envs)
+        return self._first_obs
+
+    def step(self, action: np.ndarray) -> Step[np.ndarray]:
+        """Step every environment, but never while a compiled program does."""
+        obs, reward, terminated, truncated = self._step_some(action, np.arange(self.num_envs, dtype=np.int32))
+        valid = ~self.ended
+        terminated, truncated = terminated & valid, truncated & valid
+        self.ended = terminated | truncated
+        reward = np.where(valid, reward, np.float32(0))  # after an end it is uninitialised memory
+        return Step(obs, reward, terminated, truncated, valid)
+
+    def _step_some(self, action: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step some of the environments; return EnvPool's results, with the values as float32."""
+        if not self.spec.discrete:
+            action = scale_action(action.astype(np.float64), self._low, self._high)
+        obs, reward, terminated, truncated, _ = self.env.step(action.astype(self.action_dtype), ids)
+        return self._flatten(obs, len(ids)), reward.astype(np.float32), terminated, truncated
+
+    def seek(self, position: Position) -> tuple[np.ndarray, np.ndarray]:
+        """Bring a newly made pool to a position: only resets draw random numbers, so all of them are repeated."""
+        obs = self._first_obs.copy()
+        for reset in range(self._resets + 1, int(position.resets.max()) + 1):
+            ids = np.flatnonzero(position.resets >= reset).astype(np.int32)
+            obs[ids] = self._flatten(self.env.reset(ids)[0], len(ids))
+        digest = first_digests(obs)
+        self.ended[:] = False
+        for call in range(int(position.calls.max())):
+            ids = np.flatnonzero(position.calls > call).astype(np.int32)
+            obs[ids], rewards, terminated, truncated = self._step_some(position.actions[call, ids], ids)
+            self.ended[ids] = terminated | truncated
+            for i, reward in zip(ids, rewards, strict=True):
+                digest[i] = digest_of(int(digest[i]), obs[i][None], reward[None])
+        return obs, digest
+
+    def close(self) -> None:
+        """Free the environments and their threads."""
+        self.env = None
+
+    def parts(self, obs: Any) -> list[Any]:
+        """Return the arrays of an observation, in the order in which the agent sees them."""
+        return [obs[key] for key in self._keys] if self._keys else [obs]
+
+    def _flatten(self, obs: Any, rows: int) -> np.ndarray:
+        return np.concatenate([np.reshape(part, (rows, -1)) for part in self.parts(obs)], axis=1, dtype=np.float32)
 
 
 def _require_linux(task: str) -> None:
@@ -177,7 +234,7 @@ def _require_x64() -> None:
 
 
 def import_envpool() -> Any:
-    """The module; the one line of what it lacks where it does not start."""
+    """Import EnvPool; raise UsageError if something that it needs is missing, naming it in one line."""
     try:
         import envpool
     except ModuleNotFoundError as error:

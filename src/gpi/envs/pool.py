@@ -1,81 +1,94 @@
-"""What training needs of environments: a pool of N of them, stepped together."""
+"""The contract of environments: a pool of N of them, stepped together, on the host or inside a compiled program.
+
+An environment whose episode has ended begins the next one on the following step, which ignores its action and only
+returns the first observation. The pool keeps track of that and marks such a step as not `valid`; nobody else needs to.
+"""
 
 from __future__ import annotations
 
-import zlib
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-Array = Any  # JAX's inside a compiled program, NumPy's on the host
+if TYPE_CHECKING:  # describing a pool must not start JAX
+    import jax
+
+    from gpi.envs.replay import Position
+
+Around = Callable[[], AbstractContextManager[object]]
+"""Makes a context for environments to run in."""
+ArrayT = TypeVar("ArrayT")
+"""`jax.Array` inside a compiled program, `np.ndarray` on the host."""
 
 
 class Spec(NamedTuple):
-    """A task, as far as an agent must know it before acting in it."""
+    """The facts about a task that an agent needs before it acts."""
 
     id: str
     """Canonical id, `dmc/cheetah-run` or `Pendulum-v1`."""
     observation_size: int
     action_size: int
-    """Numbers in an action or, where actions are discrete, how many there are to choose from."""
+    """Number of entries of an action or, where actions are discrete, of actions to choose from."""
     horizon: int | None
-    """Steps that every episode has; None where episodes end anywhere."""
+    """Length of every episode in steps; None where episodes differ in length."""
     discrete: bool = False
     low: tuple[float, ...] = ()
-    """Bounds of the environment's actions, which the agent's [-1, 1] are scaled to; none where discrete."""
+    """Bounds of the environment's actions, to which the agent's [-1, 1] is scaled; empty where discrete."""
     high: tuple[float, ...] = ()
     start: int = 0
-    """The first of discrete actions."""
+    """The first discrete action."""
     observation_names: tuple[str, ...] = ()
-    """What each entry of a flattened observation is, where the environment names its parts."""
+    """Name of each entry of a flattened observation, where the environment names its parts."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its actions, which decides the policy."""
+        return "discrete" if self.discrete else "continuous"
 
 
-class Step(NamedTuple):
-    """What one step of N environments returns."""
+class Step(NamedTuple, Generic[ArrayT]):
+    """The result of one step of N environments."""
 
-    obs: Array
+    obs: ArrayT
     """[N, O] float32: the true next observation, also where the episode ends."""
-    reward: Array
-    """[N] float32; meaningless, possibly NaN, in the step after an end."""
-    terminated: Array
-    """[N] bool: the episode ended, the value of what follows is zero."""
-    truncated: Array
-    """[N] bool: the episode was cut, the value of what follows is that of `obs`."""
+    reward: ArrayT
+    """[N] float32; 0 where not valid."""
+    terminated: ArrayT
+    """[N] bool: the episode ended and nothing of value follows; False where not valid."""
+    truncated: ArrayT
+    """[N] bool: the episode was cut off and the value of `obs` follows; False where not valid."""
+    valid: ArrayT
+    """[N] bool: False where the step only began a new episode, which is not a transition."""
 
 
-class Place(NamedTuple):
-    """Where each of N environments is: the resets it has drawn, and the actions since. These decide what it shows."""
-
-    resets: np.ndarray  # int64 [N], those at the end of an episode included
-    calls: np.ndarray  # int64 [N], steps of the running episode
-    digest: np.ndarray  # int64 [N], checksum of all it showed since its last reset
-    actions: np.ndarray  # [L, N, A] float32 or [L, N] int32, of the running episodes; rows past `calls` are zero
-
-
-class Pool(Protocol):
-    """N environments of one task.
-
-    Environments reset themselves on the step *after* an end: that step discards its action and returns the first
-    observation of the next episode with a meaningless reward. It is not a transition: mask it.
-    """
+class CompiledPool(Protocol):
+    """N environments of one task, stepped inside jit and scan, on JAX arrays."""
 
     spec: Spec
     num_envs: int
-    compiled: bool
-    """Whether `step` works inside jit and scan, on JAX arrays; otherwise it works on the host, on NumPy arrays."""
     handle: Any
-    """Where threading starts: `reset` and `step` take the latest handle and return the next one, so that the
-    compiled program keeps their order."""
+    """The first handle. `reset` and `step` take the latest one and return the next, so that the compiled program keeps
+    their order."""
 
-    def reset(self, handle: Any) -> tuple[Any, Array]:
-        """Start a new episode in every environment; on the host, never inside jit. Returns observations [N, O]."""
+    def reset(self, handle: Any) -> tuple[Any, np.ndarray]:
+        """Start a new episode in every environment and return observations [N, O]; on the host, never inside jit."""
         ...
 
-    def step(self, handle: Any, action: Array) -> tuple[Any, Step]:
-        """Step every environment with action [N, A] float32, clipped to [-1, 1], or [N] int32 where discrete.
+    def step(self, handle: Any, action: jax.Array) -> tuple[Any, Step[jax.Array]]:
+        """Step every environment with actions [N, A] float32, clipped to [-1, 1], or [N] int32 where discrete.
 
-        It has a side effect: never inside vmap, cond or checkpoint.
+        It has a side effect: never call it inside vmap, cond or checkpoint.
         """
+        ...
+
+    def seek(self, position: Position) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Bring a newly made pool to a position; return the handle, the observations [N, O] and the digests [N]."""
+        ...
+
+    def on_host(self) -> HostPool:
+        """Return the same environments, stepped on the host, but never while a compiled program steps them."""
         ...
 
     def close(self) -> None:
@@ -83,19 +96,24 @@ class Pool(Protocol):
         ...
 
 
-class Seekable(Pool, Protocol):
-    """A pool that a new process can bring to where another one was, and that can be stepped on the host."""
+class HostPool(Protocol):
+    """N environments of one task, stepped on the host, on NumPy arrays."""
 
-    def play(self, action: np.ndarray) -> Step:
-        """Step on the host, on NumPy arrays."""
+    spec: Spec
+    num_envs: int
+
+    def reset(self) -> np.ndarray:
+        """Start a new episode in every environment and return observations [N, O]."""
         ...
 
-    def seek(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
-        """Bring a pool that was only made to a place; returns the observations [N, O] there and their digests [N]."""
+    def step(self, action: np.ndarray) -> Step[np.ndarray]:
+        """Step every environment with actions [N, A] float32, clipped to [-1, 1], or [N] int32 where discrete."""
         ...
 
+    def seek(self, position: Position) -> tuple[np.ndarray, np.ndarray]:
+        """Bring a newly made pool to a position; return the observations [N, O] and the digests [N]."""
+        ...
 
-def digest_of(before: int, obs: np.ndarray, reward: np.ndarray) -> int:
-    """The checksum of what an environment showed, continued by rows of observations `[R, O]` and rewards `[R]`."""
-    rows = np.concatenate([obs, reward[:, None]], axis=1, dtype=np.float32)
-    return zlib.crc32(rows.tobytes(), before)
+    def close(self) -> None:
+        """Free the environments."""
+        ...

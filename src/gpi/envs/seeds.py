@@ -12,11 +12,11 @@ _ROUNDS = 8
 
 
 def env_seeds(task: str, algorithm: str, seed: int, num_envs: int) -> list[int]:
-    """Seeds of one agent's environments, in [0, 2^31): all different from each other and from any other agent's.
+    """Return the seeds of one agent's environments, in [0, 2^31): different from each other and from any other agent's.
 
     Seed `seed` owns the numbers seed·1024 … seed·1024 + 1023, and a permutation of the 31-bit numbers keyed by task
     and algorithm scrambles them. A permutation cannot collide, so within one task and algorithm no two agents share an
-    environment, which consecutive seeds do where environment e simply gets seed + e.
+    environment, as those of consecutive seeds would if environment e simply got seed + e.
 
     Args:
         task: The canonical id, as in `Spec.id`.
@@ -34,13 +34,13 @@ def env_seeds(task: str, algorithm: str, seed: int, num_envs: int) -> list[int]:
 
 
 def reset_seed(env_seed: int, reset: int) -> int:
-    """The seed of an environment's reset number `reset`, in [0, 2^31): from it alone, whatever happened before."""
+    """Return the seed of an environment's reset number `reset`, in [0, 2^31), whatever happened before."""
     digest = hashlib.sha256(f"{env_seed}/{reset}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1
 
 
 def _permute(index: int, key: bytes) -> int:
-    """A keyed permutation of [0, 2^31): a Feistel network on 32 bits, walked along its cycle back into the range."""
+    """Apply a keyed permutation of [0, 2^31): a Feistel network on 32 bits, followed until it is back in the range."""
     value = _feistel(index, key)
     while value >= 2**31:
         value = _feistel(value, key)
@@ -48,7 +48,7 @@ def _permute(index: int, key: bytes) -> int:
 
 
 def _feistel(value: int, key: bytes) -> int:
-    """A keyed permutation of [0, 2^32); each round can be undone whatever the round function is."""
+    """Apply a keyed permutation of [0, 2^32): each round can be undone, whatever the round function is."""
     left, right = value >> 16, value & 0xFFFF
     for i in range(_ROUNDS):
         digest = hashlib.sha256(key + bytes([i]) + right.to_bytes(2, "little")).digest()

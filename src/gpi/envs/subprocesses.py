@@ -1,6 +1,6 @@
-"""Child processes that simulate or draw for us: started, spoken to through a pipe, and never left behind.
+"""Child processes that simulate or draw: started, connected by a pipe, and never left behind.
 
-Nothing that can carry code crosses between the processes: JSON and numbers as bytes.
+Only JSON and numbers as bytes pass between the processes, nothing that can carry code.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 from gpi.envs.pool import Spec
 
 PATIENCE = 1.0
-"""Seconds in which a process must end."""
+"""Seconds that a process is given to end."""
 PR_SET_PDEATHSIG = 1
 
 
-def start(module: str, extra: dict[str, str], **options: Any) -> tuple[subprocess.Popen[bytes], Connection]:
-    """`python -m module` with one end of a pipe, and the other end.
+def start_process(module: str, extra: dict[str, str], **options: Any) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start `python -m module` with one end of a pipe; return the process and the other end.
 
-    The working directory is on no path (-P): no file there may stand in for one of Python's modules. The process is in
-    a group of its own: signals to ours are for us, and it ends with us.
+    The working directory is not on the path (-P): no file there may replace one of Python's modules. The process has a
+    group of its own, so that signals to ours do not reach it, and it ends when this process does.
     """
     here, there = socket.socketpair()
     cwd = os.getcwd()
@@ -35,7 +35,7 @@ def start(module: str, extra: dict[str, str], **options: Any) -> tuple[subproces
     with there:
         process: Any = subprocess.Popen(
             [sys.executable, "-P", "-m", module, str(there.fileno())],
-            stdin=subprocess.DEVNULL,  # the keyboard is not for environments
+            stdin=subprocess.DEVNULL,  # environments must not read the keyboard
             pass_fds=[there.fileno()],
             process_group=0,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | extra,
@@ -44,8 +44,8 @@ def start(module: str, extra: dict[str, str], **options: Any) -> tuple[subproces
     return process, Connection(here.detach())
 
 
-def begin() -> Connection:
-    """The child's end of the pipe; from now on it does not outlive its parent, whatever it is busy with."""
+def connect_to_parent() -> Connection:
+    """Return the child's end of the pipe, and make sure that the child does not outlive its parent."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -53,8 +53,8 @@ def begin() -> Connection:
     return Connection(int(sys.argv[1]))
 
 
-def ended(process: subprocess.Popen[bytes], deadline: float) -> int:
-    """The exit code of a process that should end by itself; at the deadline it is killed."""
+def wait_or_kill(process: subprocess.Popen[bytes], deadline: float) -> int:
+    """Wait for a process that should end by itself, kill it at the deadline, and return its exit code."""
     try:
         return process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -62,12 +62,12 @@ def ended(process: subprocess.Popen[bytes], deadline: float) -> int:
         return process.wait()
 
 
-def spec_of(fields: list[Any]) -> Spec:
-    """A task as JSON had it, which has no tuples."""
+def spec_from_json(fields: list[Any]) -> Spec:
+    """Restore a spec from JSON, which has no tuples."""
     return Spec._make(tuple(x) if isinstance(x, list) else x for x in fields)
 
 
 def last_words(log: Path, code: int) -> str:
-    """The last line that a process wrote, or how it ended."""
+    """Return the last line that a process wrote, or else how it ended."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1][:300] if lines else f"exit code {code}"

@@ -1,4 +1,4 @@
-"""Tasks by name: which simulator runs them, and the pools that do."""
+"""Tasks by name: which simulator runs each, and making its pools."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from gpi.envs import dmc, envpool
 from gpi.errors import UsageError
 
 if TYPE_CHECKING:  # naming a task must not start anything
-    from gpi.envs.gym import Make
-    from gpi.envs.pool import Seekable
+    from gpi.envs.importing import Make
+    from gpi.envs.pool import Around, CompiledPool, HostPool
 
 Backend = Literal["auto", "envpool", "gymnasium", "processes"]
-BACKENDS: dict[str, Backend] = {name: name for name in ("auto", "envpool", "gymnasium", "processes")}
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """EnvPool where it has the task, EnvPool, Gymnasium in this process, Gymnasium in worker processes."""
 
 
-NAMED = re.compile(r"[\w.]+:[\w.<>/-]+")
-"""What a user's own task is called: what to import, or a function that only Python has, `__main__:f.<locals>.make`."""
+OWN_TASK = re.compile(r"[\w.]+:[\w.<>/-]+")
+"""Name of a user's own task: what to import, or a function that only Python can reach, `__main__:f.<locals>.make`."""
 
 
 class Task(NamedTuple):
-    """A task and what simulates it."""
+    """A task and its simulator."""
 
     id: str
     backend: Literal["dmc", "envpool", "gymnasium", "processes"]
@@ -34,25 +34,30 @@ class Task(NamedTuple):
 
     @property
     def horizon(self) -> int | None:
-        """Steps that every episode has; None where episodes end anywhere."""
+        """Length of every episode in steps; None where episodes differ in length."""
         return dmc.HORIZON if self.backend == "dmc" else None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled programs step its environments; otherwise the host does."""
+        return self.backend in ("dmc", "envpool")
 
 
 def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
-    """The task of a name; nothing of the user's is imported. With `make`, the name is only what to call it."""
+    """Return the task called `name`, importing nothing of the user's. With `make`, the name is only a label."""
     if make is not None or ":" in name:
         return _own(name, backend, make)
-    if name.removeprefix("dmc/") in dmc.TASKS:
+    if dmc.short_name(name) in dmc.TASKS:
         if backend in ("gymnasium", "processes"):
             raise UsageError(f"backend = {backend} does not have {name}: it runs on EnvPool; leave --backend out")
-        return Task(dmc.find(name).id, "dmc", own=False)
+        return Task(dmc.find_spec(name).id, "dmc", own=False)
     if name in envpool.GYMNASIUM and backend in ("auto", "envpool") and (sys.platform == "linux" or backend != "auto"):
         return Task(name, "envpool", own=False)
     import gymnasium
 
     if name not in gymnasium.registry:
         known = [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry]
-        nearest = difflib.get_close_matches(name.removeprefix("dmc/"), known, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(dmc.short_name(name), known, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"unknown task {name!r}: it must be one of the {len(dmc.TASKS)} DeepMind Control tasks, a Gymnasium id or "
             f"module:id, the nearest is {nearest!r}; `gpi tasks` lists the first"
@@ -63,48 +68,56 @@ def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
 
 
 def _own(name: str, backend: str, make: Make | None) -> Task:
-    """A task of the user's own."""
+    """Return a task of the user's own."""
     if backend == "envpool":
         raise UsageError(f"backend = envpool does not have {name}: it is your own; leave --backend out")
-    if make is None and not NAMED.fullmatch(name):
+    if make is None and not OWN_TASK.fullmatch(name):
         raise UsageError(f"task {name!r} must be module:id or module:function, as in my_module:MyEnv-v0")
     return Task(name, "processes" if backend == "processes" else "gymnasium", own=True)
 
 
 def name_of(make: Make) -> str:
-    """What to call a function that makes environments: `my_module:make_env`."""
+    """Return the name of a function that makes environments: `my_module:make_env`."""
     name = getattr(make, "__qualname__", type(make).__qualname__)
     return f"{getattr(make, '__module__', None) or '__main__'}:{name}"
 
 
-def name_it(source: Any, name: str) -> str:
-    """The line for a run or policy of a user's own environment, which the user has not named."""
+def ask_for_name(source: object, name: str) -> str:
+    """Return the line that asks the user to name their own environment, in which a run or policy was trained."""
     how = "env=... in Python" if "<" in name or name.startswith("__main__:") else f"--env {name}, or env=... in Python"
     why = "is your own code and is never imported because a file says so"
     return f"{source} was trained in {name}, which {why}; name it: {how}"
 
 
-def settings_of(task: Task) -> AbstractContextManager[Any]:
-    """What to make and step the environments of a task in: EnvPool's need 64-bit JAX, a user's what they had."""
-    if task.backend in ("gymnasium", "processes"):
-        return nullcontext()
-    import jax
-
-    return jax.enable_x64(True)
-
-
 def make_pool(
-    task: Task, seeds: Sequence[int], threads: int, first_core: int = -1, make: Make | None = None
-) -> Seekable:
-    """One environment for each seed, simulated by so many threads or worker processes."""
+    task: Task, seeds: Sequence[int], threads: int, first_core: int = -1, make: Make | None = None,
+    around: Around = nullcontext,
+) -> CompiledPool | HostPool:  # fmt: skip
+    """Make one environment per seed, simulated by `threads` threads or worker processes.
+
+    The pool is a `CompiledPool` exactly if `task.compiled`; then make and step it with 64-bit JAX.
+    `around` makes the context that a user's environments in this process run in.
+    """
     if task.backend == "dmc":
         return dmc.make(task.id, seeds, threads, first_core)
     if task.backend == "envpool":
         return envpool.make(None, task.id, seeds, threads, first_core)
-    from gpi.envs.gym import GymPool, maker
+    return make_host_pool(task, seeds, threads, make, around)
+
+
+def make_host_pool(
+    task: Task, seeds: Sequence[int], threads: int = 1, make: Make | None = None, around: Around = nullcontext
+) -> HostPool:
+    """Make one environment per seed, stepped on the host whatever the task; this does not need 64-bit JAX."""
+    if task.backend == "dmc":
+        return dmc.make_on_host(task.id, seeds, threads)
+    if task.backend == "envpool":
+        return envpool.make_on_host(None, task.id, seeds, threads)
+    from gpi.envs.gym import GymPool
+    from gpi.envs.importing import maker
 
     if task.backend == "gymnasium":
-        return GymPool(task.id, make or maker(task.id), seeds)
+        return GymPool(task.id, make or maker(task.id), seeds, around)
     from gpi.envs.workers import WorkerPool
 
     return WorkerPool(task.id, make, seeds, threads)

@@ -1,1 +1,1 @@
-"""What people look at: figures and tables of runs, which are read from their directories."""
+"""Figures and tables of runs, read from their directories."""

@@ -1,4 +1,4 @@
-"""What `gpi audit` says of a run: how often each bound held over all updates and seeds, and how badly one broke."""
+"""The summary of `gpi audit`: how often each bound held over all updates and seeds, and how badly one was broken."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpi.errors import UsageError
-from gpi.rundir.run import Run, read
+from gpi.rundir.run import Run, read_rows
 
 BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16), by their columns in audit.csv
 
 
 class Worst(NamedTuple):
-    """The update that left one bound furthest behind."""
+    """The update that came closest to one bound, or exceeded it the most."""
 
     ratio: float  # measured over allowed: above 1 is a violation, infinite where nothing was allowed
     seed: int
@@ -33,9 +33,9 @@ class AuditSummary:
     trust: str
     seeds: int
     updates: int
-    penalty_violations: int  # of eq (11): the nu-mean of the TV to the prior policies above eps/2
-    one_step_violations: int  # of eq (7): the one-step TV above eps_gpi/2
-    kl_violations: int  # of eq (16): KL(pi_k‖pi_{k+1}) above delta
+    penalty_violations: int  # updates that broke eq (11): nu-mean of the TV to the prior policies above eps/2
+    one_step_violations: int  # updates that broke eq (7): one-step TV above eps_gpi/2
+    kl_violations: int  # updates that broke eq (16): KL(pi_k‖pi_{k+1}) above delta
     refused: int  # updates that kept the old policy
     budget_exhausted: int  # of these, because eq (8) had left nothing
     shortened: int  # updates that took less than their whole step
@@ -44,11 +44,11 @@ class AuditSummary:
     worst: dict[str, Worst]  # by name of the bound
 
     def inside(self, bound: str) -> float:
-        """Share of the updates that kept a bound."""
+        """Return the share of updates that kept a bound."""
         return 1.0 - self.violations[bound] / max(self.updates, 1)
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as a JSON object; a worst ratio that is infinite becomes null."""
+        """Return the summary as a JSON object; an infinite worst ratio becomes null."""
         worst = {name: x._asdict() | {"ratio": x.ratio if math.isfinite(x.ratio) else None}
                  for name, x in self.worst.items()}  # fmt: skip
         return dataclasses.asdict(self) | {"worst": worst}
@@ -61,11 +61,11 @@ class AuditSummary:
 
 
 def columns(run: Run) -> dict[str, np.ndarray]:
-    """A run's audit.csv by column; what does not exist is NaN."""
+    """Read a run's audit.csv by column; empty cells are NaN."""
     path = run.dir / "audit.csv"
     if not path.is_file():
         raise UsageError(f"{run.dir} has no audit.csv; name a run that this version of `gpi train` made")
-    rows = read(path)
+    rows = read_rows(path)
     if not rows:
         raise UsageError(f"{path} has no update yet; wait for the run's first iteration")
     try:
@@ -106,5 +106,5 @@ def summarise(run: Run) -> AuditSummary:
 
 
 def percent(share: float) -> str:
-    """A share, never rounded up to 100%: one violation in a million stays visible."""
+    """Format a share, never rounded up to 100%: one violation in a million stays visible."""
     return "100%" if share == 1.0 else f"{min(share, 0.99999):.3%}"

@@ -1,4 +1,4 @@
-"""The picture of `gpi audit`: was the guarantee kept, by how much was it missed, and how old were the data?"""
+"""The figure of `gpi audit`: was the guarantee kept, by how much was it missed, and how old were the data?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpi.rundir.run import Run
 
 NAMES = {"penalty": "TV to prior policies, eq (11)", "tv": "one-step TV, eq (7)", "kl": "KL, eq (16)"}
 KEPT, BROKEN = "#009E73", "#D55E00"
-WINDOWS = 60  # points of a curve: each the mean and the range of so many windows of training
+WINDOWS = 60  # points of a curve: each is the mean and the range of one of 60 windows of training
 
 
 def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: Path) -> None:
-    """A column per run: share inside each bound, each distance over its bound, TV by age, effective sample size."""
+    """Draw a column per run: share inside each bound, distances over bounds, TV by age, effective sample size."""
     figure = Figure(figsize=(1.2 + 3.5 * len(runs), 11.5), layout="constrained")
     axes = figure.subplots(4, len(runs), squeeze=False, sharey="row", height_ratios=(0.75, 1, 1, 0.75))
     for run, summary, column in zip(runs, summaries, axes.T, strict=True):
@@ -34,7 +34,7 @@ def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: P
 
 
 def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
-    """One run's column."""
+    """Draw one run's column."""
     table = columns(run)
     axes[0].set_title(f"{summary.task.removeprefix('dmc/')}\n{summary.algorithm}, trust {summary.trust}")
     draw_shares(axes[0], summary)
@@ -62,7 +62,7 @@ def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
 
 
 def draw_shares(axis: Axes, summary: AuditSummary) -> None:
-    """The share of updates inside each bound as a bar, with what a person wants to know written on it."""
+    """Draw the share of updates inside each bound as a bar, with the numbers written on it."""
     for row, bound in enumerate(BOUNDS):
         share, worst = summary.inside(bound), summary.worst[bound]
         axis.barh(-row, 1.0, color="#eeeeee")
@@ -77,7 +77,7 @@ def draw_shares(axis: Axes, summary: AuditSummary) -> None:
 
 
 def draw_curve(axis: Axes, steps: np.ndarray, y: np.ndarray, colour: str, name: str, shaded: bool = True) -> None:
-    """A quantity over training: the mean of all seeds in each window, and the range it lay in."""
+    """Draw a quantity over training: the mean of all seeds in each window, and its range."""
     window = np.minimum((steps / steps.max() * WINDOWS).astype(int), WINDOWS - 1)
     groups = [
         (steps[inside].mean(), y[inside]) for i in range(WINDOWS) if (inside := (window == i) & ~np.isnan(y)).any()

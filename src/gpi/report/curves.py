@@ -1,4 +1,4 @@
-"""Pictures of runs: learning curves with every seed visible. They read run directories only."""
+"""Learning curves of runs, with every seed visible, drawn from their run directories alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gpi.core.plan import ALGORITHMS
+from gpi.envs import dmc
 from gpi.rundir.run import Run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B")
@@ -18,7 +19,7 @@ POINTS = 200
 
 
 def smooth(steps: np.ndarray, returns: np.ndarray, grid: np.ndarray, window: float) -> np.ndarray:
-    """Mean return of the episodes that ended in the `window` steps before each point; NaN where none did."""
+    """Return the mean return of the episodes that ended in the `window` steps before each point; NaN if none did."""
     total = np.concatenate([[0.0], np.cumsum(returns)])
     right = np.searchsorted(steps, grid, side="right")
     left = np.searchsorted(steps, grid - window, side="right")
@@ -26,14 +27,14 @@ def smooth(steps: np.ndarray, returns: np.ndarray, grid: np.ndarray, window: flo
     return np.where(count > 0, (total[right] - total[left]) / np.maximum(count, 1), np.nan)
 
 
-def task_of(run: Run) -> str:
-    """The short name of a run's task."""
-    return run.config["task"].removeprefix("dmc/")
+def short_task(run: Run) -> str:
+    """Return the short name of a run's task."""
+    return dmc.short_name(run.config["task"])
 
 
 def label(run: Run, runs: Sequence[Run]) -> str:
-    """What tells this run from the others on its task, in the fewest words."""
-    config, others = run.config, [other.config for other in runs if task_of(other) == task_of(run)]
+    """Return a label that tells this run from the others on its task, in the fewest words."""
+    config, others = run.config, [other.config for other in runs if short_task(other) == short_task(run)]
     words = [config["algorithm"]]
     for name in ("kappa", "B", "n", "eps", "steps", "seed"):
         if len({str(other[name]) for other in others if other["algorithm"] == config["algorithm"]}) > 1:
@@ -42,23 +43,23 @@ def label(run: Run, runs: Sequence[Run]) -> str:
 
 
 def families(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that share panels: all of them or, where a task has too many for one panel, those of each rule.
+    """Group the runs that share panels: all of them or, if a task has too many for one panel, those of each rule.
 
     On-policy runs come first, so that a rule's pair has the same two colours in every panel.
     """
-    runs = sorted(runs, key=lambda run: ALGORITHMS[run.config["algorithm"]][1])
-    if max(sum(task_of(other) == task_of(run) for other in runs) for run in runs) <= CROWDED:
+    runs = sorted(runs, key=lambda run: ALGORITHMS[run.config["algorithm"]].plan)
+    if max(sum(short_task(other) == short_task(run) for other in runs) for run in runs) <= CROWDED:
         return [runs]
-    by_rule: dict[str, list[Run]] = {rule: [] for rule, _ in ALGORITHMS.values()}
+    by_rule: dict[str, list[Run]] = {algorithm.rule: [] for algorithm in ALGORITHMS.values()}
     for run in runs:
-        by_rule[ALGORITHMS[run.config["algorithm"]][0]].append(run)
+        by_rule[ALGORITHMS[run.config["algorithm"]].rule].append(run)
     return [family for family in by_rule.values() if family]
 
 
 def learning_curves(runs: Sequence[Run], path: Path) -> None:
-    """Return against environment steps: a panel per task, or per task and rule; every seed thin, their mean thick."""
+    """Draw return against environment steps: a panel per task, or per task and rule; seeds thin, their mean thick."""
     columns = families(runs)
-    tasks = list(dict.fromkeys(map(task_of, runs)))
+    tasks = list(dict.fromkeys(map(short_task, runs)))
     panels = [(task, family) for task in tasks for family in columns]
     width = len(columns) if len(columns) > 1 else 2 if len(tasks) == 4 else min(len(tasks), 3)
     height = -(-len(panels) // width)
@@ -66,7 +67,7 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
     axes = figure.subplots(height, width, squeeze=False, sharey="row" if len(columns) > 1 else "none")
     unused = [("", [])] * (axes.size - len(panels))
     for axis, (task, family) in zip(axes.flat, [*panels, *unused], strict=True):
-        mine = [run for run in family if task_of(run) == task]
+        mine = [run for run in family if short_task(run) == task]
         if not mine:
             axis.remove()
             continue
@@ -81,7 +82,7 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
 
 
 def draw(axis: Axes, run: Run, name: str, colour: str) -> None:
-    """One run's seeds and their mean."""
+    """Draw one run's seeds and their mean."""
     curves = [run.episodes(seed) for seed in run.seeds]
     last = max((int(steps[-1]) for steps, _ in curves if len(steps)), default=0)
     if last == 0:
@@ -98,12 +99,12 @@ def draw(axis: Axes, run: Run, name: str, colour: str) -> None:
 
 
 def thousands(x: float, _: float | None = None) -> str:
-    """A number of steps on an axis."""
+    """Return a number of steps as an axis shows it."""
     return f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x else "0"
 
 
 def style(axis: Axes, title: str) -> None:
-    """Title, axes and legend of one panel."""
+    """Set title, axes and legend of one panel."""
     axis.set_title(title)
     axis.xaxis.set_major_formatter(thousands)
     axis.set_xlim(left=0)

@@ -16,12 +16,12 @@ LARGE = 400
 KAPPAS = tuple(j / 100 for j in range(101))
 MARKERS = {0.0: "o", 0.5: "s", 1.0: "D"}
 UNIFORM = "#d1495b"
-OWN = "#d9730d"
+OWN_COLOUR = "#d9730d"
 INK = "#333333"
 
 
 def figure_1(path: str | Path, B: int | None = None, kappa: float | None = None) -> None:
-    """Benefit of the GPI update compared to the on-policy case, figure 1; marks the user's own (B, kappa) if given."""
+    """Draw figure 1: the benefit of the GPI update over the on-policy case, with the user's own (B, kappa) marked."""
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     lines = _by_batch(left)
@@ -44,7 +44,7 @@ def _by_batch(axes: Axes) -> list[Line2D]:
 
 
 def _curve(axes: Axes, family: Callable[[int, float], Mixture], B: int, color: object, label: str) -> Line2D:
-    """One curve over kappa, with its three markers."""
+    """Draw one curve over kappa, with its three markers."""
     points = {kappa: family(B, kappa) for kappa in KAPPAS}
     x, y = [m.ess_gain for m in points.values()], [m.tv_gain for m in points.values()]
     for kappa, marker in MARKERS.items():
@@ -55,12 +55,14 @@ def _curve(axes: Axes, family: Callable[[int, float], Mixture], B: int, color: o
 
 def _own_point(axes: Axes, B: int, kappa: float) -> None:
     m = mixture(B, kappa)
-    axes.plot(m.ess_gain, m.tv_gain, "*", color=OWN, ms=16, mec="white", mew=0.8, clip_on=False, zorder=4)
+    axes.plot(m.ess_gain, m.tv_gain, "*", color=OWN_COLOUR, ms=16, mec="white", mew=0.8, clip_on=False, zorder=4)
     if B not in BATCHES:
         own = [mixture(B, kappa) for kappa in KAPPAS]
-        axes.plot([m.ess_gain for m in own], [m.tv_gain for m in own], ":", color=OWN, lw=1.6, zorder=2)
+        axes.plot([m.ess_gain for m in own], [m.tv_gain for m in own], ":", color=OWN_COLOUR, lw=1.6, zorder=2)
     text = f"★ B = {B}, κ = {kappa:g}\n{m.ess_gain:+.0%} effective sample size\n{m.tv_gain:+.0%} TV update size"
-    axes.annotate(text, (0.53, 0.68), xycoords="axes fraction", va="top", color=OWN, fontsize=9.5, linespacing=1.4)
+    axes.annotate(
+        text, (0.53, 0.68), xycoords="axes fraction", va="top", color=OWN_COLOUR, fontsize=9.5, linespacing=1.4
+    )
 
 
 def _style(axes: Axes, title: str, lines: list[Line2D]) -> None:

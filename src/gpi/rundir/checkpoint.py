@@ -1,18 +1,17 @@
-"""Checkpoints: a run's state in one directory, which is there as a whole or not at all.
+"""Checkpoints: a run's state in one directory, which exists as a whole or not at all.
 
-`ckpt-000000512/` holds what iteration 512 left: `arrays.safetensors`, `state.json`, and `manifest.json` with the sizes
-and hashes of the two, and its own. Hashes stop accidents; what stops attackers is that nothing in these files is
-believed before it has been checked. One process writes to a run directory: the one that holds its lock.
+`ckpt-000000512/` holds the state after iteration 512: `arrays.safetensors`, `state.json`, and `manifest.json` with the
+sizes and hashes of the two, and its own hash. Hashes stop accidents; attackers are stopped because nothing in these
+files is trusted before it has been checked. Only the process that holds the lock of a run directory writes to it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,9 @@ import numpy as np
 
 from gpi import files
 from gpi.errors import DiskError, FileError, UsageError
-from gpi.files import Specs, failpoint, shown
+from gpi.failpoints import failpoint
+from gpi.files import Specs, shown
+from gpi.standalone import sha256
 
 SCHEMA = "gpi-checkpoint-1"
 KEEP = 3
@@ -55,7 +56,7 @@ def save(
             try:
                 _clean(parent)
                 temp = _build(parent, name, contents)
-                _place(parent, temp, name)
+                _publish(parent, temp, name)
                 _prune(parent, iteration)
             except BaseException:
                 with suppress(OSError):
@@ -71,26 +72,19 @@ def save(
 def _pack(
     iteration: int, arrays: Mapping[str, np.ndarray], state: dict[str, Any], identity: dict[str, Any]
 ) -> dict[str, bytes]:
-    """The three files, known to be readable before any of them exists."""
+    """Return the contents of the three files, checked to be readable before any of them exists."""
     contents = {ARRAYS: files.encode(arrays), STATE: files.dump_json(state)}
-    facts = {name: {"size": len(data), "sha256": _sha256(data)} for name, data in contents.items()}
-    contents[MANIFEST] = _seal({"schema": SCHEMA, "iteration": iteration, "files": facts, "identity": identity})
+    facts = {name: {"size": len(data), "sha256": sha256(data)} for name, data in contents.items()}
+    contents[MANIFEST] = files.seal(
+        {"schema": SCHEMA, "iteration": iteration, "files": facts, "identity": identity}, files.dump_json
+    )
     for name in (STATE, MANIFEST):
         files.parse_json(contents[name], name)
     return contents
 
 
-def _seal(manifest: dict[str, Any]) -> bytes:
-    """A manifest that ends with its own hash: no other bytes say the same."""
-    return files.dump_json(manifest | {"sha256": _sha256(files.dump_json(manifest))})
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def _build(parent: int, name: str, contents: dict[str, bytes]) -> str:
-    """A private directory with the three files, all of it on disk and read back."""
+    """Write a private directory with the three files, wait until the disk has it, and read it back; return its name."""
     temp = files.temporary(name)
     failpoint("ckpt.before_mkdir")
     os.mkdir(temp, 0o700, dir_fd=parent)
@@ -108,8 +102,8 @@ def _build(parent: int, name: str, contents: dict[str, bytes]) -> str:
     return temp
 
 
-def _place(parent: int, temp: str, name: str) -> None:
-    """Give the finished directory its name; one that has the name stays restorable until then."""
+def _publish(parent: int, temp: str, name: str) -> None:
+    """Give the finished directory its name; a predecessor of that name can be restored until then."""
     if name in os.listdir(parent):
         _rename(parent, name, f".{name}.old")
         os.fsync(parent)
@@ -122,9 +116,9 @@ def _place(parent: int, temp: str, name: str) -> None:
 
 
 def _prune(parent: int, iteration: int) -> None:
-    """Remove all but the newest three up to this one; a later one is none of a past iteration's business."""
-    # Renamed before it is emptied: what is half removed must not carry a checkpoint's name, not even after a power cut.
-    for old in [number for number in _numbers(parent) if number <= iteration][KEEP:]:
+    """Remove all but the newest three checkpoints up to this iteration; later ones are left alone."""
+    # Renamed before they are emptied: even after a power cut, a half-removed one must not have a checkpoint's name.
+    for old in [number for number in _iterations(parent) if number <= iteration][KEEP:]:
         failpoint("ckpt.before_retire")
         _rename(parent, f"ckpt-{old:09d}", files.temporary(f"ckpt-{old:09d}"))
         failpoint("ckpt.after_retire")
@@ -134,7 +128,7 @@ def _prune(parent: int, iteration: int) -> None:
 
 
 def _clean(parent: int) -> None:
-    """Remove what killed writers left, and put back a checkpoint whose replacement never arrived."""
+    """Remove the leftovers of killed writers, and restore a checkpoint whose replacement was never finished."""
     names = set(os.listdir(parent))
     for name in sorted(names):
         aside = ASIDE.fullmatch(name)
@@ -162,7 +156,7 @@ def _rename(parent: int, old: str, new: str) -> None:
 
 
 def load(path: Path, expected: Specs, finite: Collection[str] | bool = ()) -> Checkpoint:
-    """A checkpoint with exactly the arrays expected, or a `FileError` of one line; never a part of one."""
+    """Load a checkpoint with exactly the arrays expected; raise FileError, in one line, if anything is wrong."""
     with _opened(path) as (fd, iteration):
         manifest = _manifest(fd, iteration)
         data = _content(fd, manifest, ARRAYS, files.sizes(expected))
@@ -170,24 +164,32 @@ def load(path: Path, expected: Specs, finite: Collection[str] | bool = ()) -> Ch
         return Checkpoint(iteration, files.decode(data, expected, finite)[0], state, manifest["identity"])
 
 
-def identity_of(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of its origin, before any array of it is read."""
+def read_identity(path: Path) -> dict[str, Any]:
+    """Return the identity that a checkpoint states, without reading its arrays."""
     with _opened(path) as (fd, iteration):
         return _manifest(fd, iteration)["identity"]
 
 
 def newest_valid(
-    run: Path, expected: Specs, finite: Collection[str] | bool = (), *, mend: bool = True
-) -> tuple[Checkpoint | None, list[str]]:
-    """The valid checkpoint of the highest iteration, and one line for each higher one that is not valid.
+    run: Path, expected: Specs, finite: Collection[str] | bool = (), *, clean: bool = True,
+    judge: Callable[[dict[str, Any]], None] = lambda identity: None,
+) -> tuple[Checkpoint | None, list[str]]:  # fmt: skip
+    """Return the valid checkpoint of the highest iteration, and one line for each higher one that is not valid.
 
-    It first clears away what a killed writer left; readers of a run that may be alive say `mend=False`.
+    Leftovers of killed writers are removed first; pass `clean=False` to read a run that may still be alive. `judge` is
+    called with a checkpoint's identity before its arrays are read; an error that it raises ends the search.
     """
-    if mend:
+    if clean:
         with suppress(OSError), files.directory(run) as parent:
             _clean(parent)
     skipped = []
     for path in saved(run):
+        try:
+            identity = read_identity(path)
+        except FileError as error:
+            skipped.append(str(error))
+            continue
+        judge(identity)
         try:
             return load(path, expected, finite), skipped
         except FileError as error:
@@ -196,22 +198,22 @@ def newest_valid(
 
 
 def saved(run: Path) -> list[Path]:
-    """The checkpoints of a run by name, newest first; clocks have no say in it."""
+    """Return the checkpoints of a run, newest first by the numbers in their names; clocks do not matter."""
     try:
         with files.directory(run) as parent:
-            return [run / f"ckpt-{number:09d}" for number in _numbers(parent)]
+            return [run / f"ckpt-{number:09d}" for number in _iterations(parent)]
     except OSError as error:
         raise FileError(f"run {run}: cannot be read (expected a directory, found: {error.strerror})") from error
 
 
-def _numbers(parent: int) -> list[int]:
+def _iterations(parent: int) -> list[int]:
     matches = [NAME.fullmatch(name) for name in os.listdir(parent)]
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """A checkpoint's directory and number; every complaint about it names it."""
+    """Open a checkpoint; yield its descriptor and its number. Errors inside the block are raised with its name."""
     match = NAME.fullmatch(path.name)
     if not match:
         raise FileError(f"checkpoint {shown(path.name)}: wrong name (expected ckpt-000000000 or another number)")
@@ -226,8 +228,8 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _manifest(fd: int, iteration: int) -> dict[str, Any]:
-    """The manifest of a directory that holds its three files and nothing else, believed in form."""
-    with os.scandir(fd) as entries:  # four are enough to refuse a million
+    """Return the manifest of a checkpoint, checked; raise FileError unless the directory holds exactly three files."""
+    with os.scandir(fd) as entries:  # a fourth is reason enough to refuse, however many follow
         found = sorted(entry.name for entry in islice(entries, 4))
     if found != [ARRAYS, MANIFEST, STATE]:
         raise FileError(f"other files (expected {ARRAYS}, {MANIFEST}, {STATE}, found {shown(found)})")
@@ -236,7 +238,7 @@ def _manifest(fd: int, iteration: int) -> dict[str, Any]:
     if manifest.get("schema") != SCHEMA:
         raise FileError(f"schema of another version (expected {SCHEMA!r}, found {shown(manifest.get('schema'))})")
     claim = manifest.pop("sha256", None)
-    if data != _seal(manifest):
+    if data != files.seal(manifest, files.dump_json):
         raise FileError(f"{MANIFEST} was changed (expected the hash of its own content, found {shown(claim)})")
     match manifest:
         case {"schema": _, "iteration": number, "files": dict(facts), "identity": dict(), **rest} if not rest:
@@ -247,7 +249,7 @@ def _manifest(fd: int, iteration: int) -> dict[str, Any]:
 
 
 def _content(fd: int, manifest: dict[str, Any], name: str, allowed: range) -> bytes:
-    """The bytes of one file, of the size and hash the manifest says; a size not allowed is not read."""
+    """Return the bytes of one file, whose size and hash must be the manifest's; a size not allowed is not read."""
     match manifest["files"][name]:
         case {"size": size, "sha256": str(claim), **rest} if not rest and type(size) is int and size in allowed:
             data = files.read(fd, name, size)
@@ -256,6 +258,6 @@ def _content(fd: int, manifest: dict[str, Any], name: str, allowed: range) -> by
             raise FileError(f"{name} is refused unread (expected {rule}, found {shown(facts)})")
     if len(data) != size:
         raise FileError(f"{name} has another size (expected {size} bytes, found {len(data)} bytes)")
-    if _sha256(data) != claim:
-        raise FileError(f"{name} is damaged (expected SHA-256 {shown(claim)}, found {_sha256(data)})")
+    if sha256(data) != claim:
+        raise FileError(f"{name} is damaged (expected SHA-256 {shown(claim)}, found {sha256(data)})")
     return data

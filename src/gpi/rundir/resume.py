@@ -1,105 +1,76 @@
-"""The saver: a run's checkpoints, and whether they are of this machine, these settings and this environment."""
+"""Finding the checkpoint to resume from: the newest valid one, if machine and settings are the same."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpi.errors import DiskError, FileError
+from gpi.config import Config
+from gpi.errors import FileError
+from gpi.files import ArraySpec
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
-from gpi.rundir.recorder import Recorder
-from gpi.training.config import Config
-from gpi.training.progress import Progress
+
+FREE = ("steps", "checkpoint_every")  # may change without changing what an iteration computes
 
 
-class Saver:
-    """Saves and restores a run's checkpoints, and knows whether they are of this machine and these settings."""
+class Found(NamedTuple):
+    """The checkpoint to continue from."""
 
-    def __init__(self, directory: Path, config: Config, identity: dict[str, Any], progress: Progress):
-        """Nothing is read or written yet."""
-        self.directory, self.progress = directory, progress
-        free = ("steps", "checkpoint_every")  # may change without changing what an iteration computes
-        settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
-        text = json.dumps(settings, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        self.identity = identity | {"config": json.loads(text), "config_hash": digest}
-        self.saved = -1
-
-    def drift(self) -> list[str]:
-        """What differs between the newest readable checkpoint and now, each as `jax was 0.10.2, is 0.11.0`."""
-        for path in checkpoint.saved(self.directory):
-            with suppress(FileError):
-                then = checkpoint.identity_of(path)
-                break
-        else:
-            return []
-        other = differences(then.get("environment"), self.identity.get("environment"))
-        if other:  # its policies could not act there
-            raise FileError(f"{self.directory} was trained in another environment: {'; '.join(other)}; name that one")
-        return differences(then, self.identity)
-
-    def refuse(self, drift: list[str]) -> None:
-        """Nothing, unless something differs: then one line that names it."""
-        if drift:
-            raise FileError(
-                f"{self.directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift"
-            )
-
-    def restore(self, trainer: Any, exact: bool, allow_drift: bool) -> tuple[Recorder | None, bool]:
-        """Bring a new trainer to the newest valid checkpoint; returns its tables, or None if there is none."""
-        layout = trainer.layout()
-        weights = [name for name, (_, kind) in layout.items() if name.startswith("state/") and kind.kind == "f"]
-        found, skipped = checkpoint.newest_valid(self.directory, layout, weights)
-        for line in skipped:
-            self.progress.say(f"skipped {line}")
-        if found is None:
-            self.progress.say("no valid checkpoint: starting from the beginning")
-            return None, True
-        if not allow_drift:
-            self.refuse(differences(found.identity, self.identity))
-        same = trainer.restore(found.arrays)
-        if not same.all():
-            what = "the replayed environments show other observations than they had shown"
-            if trainer.pool.compiled and not allow_drift:
-                raise FileError(f"{self.directory} cannot be resumed exactly: {what}; --allow-drift continues anyway")
-            self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
-        self.saved = found.iteration
-        self.progress.say(f"resuming after iteration {found.iteration}")
-        recorder = restored(self.directory, trainer.config, found)
-        if not same.all():
-            trainer.start_over()
-            recorder.log.forget()
-        return recorder, exact and bool(same.all())
-
-    def save(self, trainer: Any, recorder: Recorder) -> None:
-        """A checkpoint of everything, now."""
-        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), recorder.state(), self.identity)
-        self.saved = trainer.done
-
-    def try_save(self, trainer: Any, recorder: Recorder) -> None:
-        """A checkpoint, unless the disk is full: the last one stays, training goes on, and the next may succeed."""
-        try:
-            self.save(trainer, recorder)
-        except DiskError as error:
-            self.progress.say(f"warning: {error}; training goes on")
+    checkpoint: Checkpoint | None
+    drift: list[str]  # changes since it was written, which the user has allowed
+    skipped: list[str]  # why newer checkpoints cannot be used, a line for each
 
 
-def restored(directory: Path, config: Config, found: Checkpoint) -> Recorder:
-    """The tables of a run as they were at a checkpoint."""
-    try:
-        return Recorder(directory, config, found.state)
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__} {error}"
-        raise FileError(f"checkpoint {found.iteration} of {directory}: state.json does not fit: {what}") from error
+def identity_of(config: Config, machine: Mapping[str, object]) -> dict[str, Any]:
+    """Return everything that decides the bits of a result: machine, environment and settings."""
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE}
+    text = json.dumps(settings, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {**machine, "config": json.loads(text), "config_hash": digest}
+
+
+def find_checkpoint(
+    directory: Path, layout: Mapping[str, ArraySpec], identity: dict[str, Any], *, allow_drift: bool
+) -> Found:
+    """Return the newest valid checkpoint; raise FileError if anything that decides its bits has changed."""
+    drift: list[str] = []
+
+    def judge(then: dict[str, Any]) -> None:
+        drift[:] = judge_drift(directory, then, identity, allow_drift=allow_drift)
+
+    weights = [name for name, spec in layout.items() if name.startswith("state/") and spec.dtype.kind == "f"]
+    found, skipped = checkpoint.newest_valid(directory, layout, weights, judge=judge)
+    return Found(found, drift if found else [], skipped)
+
+
+def judge_drift(directory: Path, then: dict[str, Any], now: dict[str, Any], *, allow_drift: bool) -> list[str]:
+    """Return the differences, each as `jax was 0.10.2, is 0.11.0`; raise FileError unless they are allowed."""
+    other = differences(then.get("environment"), now.get("environment"))
+    if other:  # its policies could not act there
+        raise FileError(f"{directory} was trained in another environment: {'; '.join(other)}; name that one")
+    drift = differences(with_defaults(then), now)
+    if drift and not allow_drift:
+        raise FileError(f"{directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift")
+    return drift
+
+
+def with_defaults(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return an identity with the settings that its file lacks at their defaults, as they were when it was written."""
+    settings = identity.get("config")
+    if not isinstance(settings, dict):
+        return identity
+    defaults = {field.name: field.default for field in dataclasses.fields(Config)
+                if field.default is not dataclasses.MISSING and field.name not in FREE}  # fmt: skip
+    return identity | {"config": json.loads(json.dumps(defaults)) | settings}
 
 
 def differences(then: Any, now: Any, name: str = "") -> list[str]:
-    """What differs between two nested objects, by the innermost names."""
+    """Return the differences between two nested objects, by the innermost names."""
     if isinstance(then, dict) and isinstance(now, dict):
         names = [key for key in {**then, **now} if key != "config_hash"]  # the settings themselves say more
         return [line for key in names for line in differences(then.get(key), now.get(key), key)]

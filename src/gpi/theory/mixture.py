@@ -8,8 +8,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TypeVar
 
 from gpi.errors import UsageError
+
+Size = TypeVar("Size")  # a number, or an array of them
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,9 @@ def eps_gpi(nu: Iterable[float], eps: float) -> float:
     return eps / mean_age(nu)
 
 
-def delta(eps: float) -> float:
+def delta(eps: Size) -> Size:
     """The KL divergence trust region, eq (15) and (16), that implies the TV trust region by Pinsker: δ = ε²/2."""
-    return eps**2 / 2
+    return eps**2 / 2  # type: ignore[operator] (whatever has powers)
 
 
 def effective_sample_size(nu: Iterable[float], n: int) -> float:

@@ -1,1 +1,1 @@
-"""Running it: configuration, collection, the loop and the run directory."""
+"""Training runs: collecting, learning, and the session that runs both."""

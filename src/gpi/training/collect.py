@@ -1,28 +1,27 @@
-"""Collecting: n samples of pi_k for every member of a population.
+"""Collectors: n samples of pi_k for every member of a population, and the environments they come from.
 
-In one compiled scan or, where the environments are Python, in a loop on the host.
+EnvPool's environments are stepped in one compiled scan, environments in Python in a loop on the host. A collector owns
+its pool: the last observations, its resets, and the position that a new pool can be brought to.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import SingleDeviceSharding
 
-from gpi.core.normaliser import CLIP, Lens, Normaliser, lens, normalise_obs
-from gpi.core.policy import MIN_LOG_STD, Theta, act, distribution, draw_noise
+from gpi.core.iteration import COLLECTING, State, key_for
+from gpi.core.normaliser import Normaliser, Scaling, normalise_obs, scaling_of
+from gpi.core.policy import POLICIES, Theta
 from gpi.core.sample import Rollout
-from gpi.envs.pool import Pool, Spec
-
-
-class Feed(NamedTuple):
-    """What the pool showed last, for all its N = P·E environments."""
-
-    obs: Array  # [N, O]
-    ended: Array  # [N], the next step is an auto-reset and no transition
+from gpi.envs.pool import CompiledPool, HostPool, Spec
+from gpi.envs.replay import Position, first_position, position_after_batch, position_after_reset
+from gpi.standalone import network, normalise
+from gpi.training.population import Population
 
 
 class Shape(NamedTuple):
@@ -31,110 +30,247 @@ class Shape(NamedTuple):
     P: int
     E: int
     T: int
-    drop: tuple[int, ...]  # rows of the scan that are auto-resets in every environment
+    drop: tuple[int, ...]  # rows of the scan that begin an episode in every environment
 
 
-def shape_of(P: int, E: int, T: int, horizon: int | None, *, reset_each_batch: bool | None) -> Shape:
-    """The shape of a batch, and which rows of its scan to drop.
+def batch_shape(P: int, E: int, T: int, horizon: int | None, *, reset_each_batch: bool | None) -> Shape:
+    """Return the shape of a batch, and which rows of its scan to drop.
 
-    Where batches start with a reset and episodes have one length, auto-resets fall on known rows: they are dropped,
-    and exactly T transitions kept. Elsewhere they fall anywhere, stay in the batch, and are masked.
+    Where batches start with a reset and episodes have one length, later episodes begin on known rows: these are
+    dropped, and exactly T transitions kept. Elsewhere they begin anywhere, stay in the batch, and are masked.
     """
     if horizon is None or not reset_each_batch:
         return Shape(P, E, T, ())
     return Shape(P, E, T, tuple((horizon + 1) * (i + 1) - 1 for i in range((T - 1) // horizon)))
 
 
-def draw(spec: Spec, shape: Shape, key: Array) -> Array:
-    """The randomness of a batch's actions `[T, P, E, A]`, from the members' keys."""
+class Acting(NamedTuple):
+    """The part of the members' states that acting needs, with a leading axis P, padded."""
+
+    theta: Theta
+    normaliser: Normaliser
+    key: Array
+
+
+def acting_part(state: State) -> Acting:
+    """Return the part of the members' states that acting needs."""
+    return Acting(state.agent.policy.params, state.normaliser, state.key)
+
+
+class Collector(Protocol):
+    """The environments of a population, and how to collect in them."""
+
+    spec: Spec
+    obs: Array | np.ndarray
+    """The last observations, `[N, O]`."""
+    ended: np.ndarray
+    """Whether an episode ended with them, `[N]`."""
+    position: Position
+
+    def reset(self) -> None:
+        """Start a new episode in every environment."""
+        ...
+
+    def lower(self, acting: Acting) -> Any:
+        """Return the program to compile, for a first batch of these members."""
+        ...
+
+    def use(self, program: Any) -> None:
+        """Collect with this compiled program from now on."""
+        ...
+
+    def collect(self, acting: Acting, batch: int) -> Rollout:
+        """Algorithm 2, line 3: collect the next batch of every member, raw, axes `[P, T, E]`."""
+        ...
+
+    def replay(self, position: Position) -> np.ndarray:
+        """Bring a new pool to another's position; return which environments `[N]` repeat what the other's had shown."""
+        ...
+
+    def close(self) -> None:
+        """Free the environments."""
+        ...
+
+
+def batch_noise(spec: Spec, shape: Shape, keys: Array) -> Array:
+    """Return the randomness of a batch's actions `[T, P, E, A]`, from the members' keys."""
     size = (shape.T + len(shape.drop), shape.E, spec.action_size)
-    return jax.vmap(lambda k: draw_noise(k, size, discrete=spec.discrete), out_axes=1)(key)
+    policy = POLICIES[spec.kind]
+    return jax.vmap(lambda key: policy.draw_noise(key, size), out_axes=1)(keys)
 
 
-def collect(
-    pool: Pool, shape: Shape, handle: Any, feed: Feed, theta: Theta, normaliser: Normaliser, key: Array
-) -> tuple[Any, Feed, Rollout]:
-    """Algorithm 2, line 3: transitions of pi_k, raw, axes `[P, T, E]`, for all members at once.
+def batch_keys(keys: Array, batch: Array) -> Array:
+    """Return the members' random keys for one batch."""
+    return jax.vmap(lambda key: key_for(key, batch, COLLECTING))(keys)
 
-    `theta`, `normaliser` and `key` have a leading axis P. The pool's step cannot be `vmap`ped, everything around it is.
+
+class _Base:
+    """The part that both collectors share: keeping track of the environments' position."""
+
+    def __init__(self, pool: CompiledPool | HostPool, shape: Shape, population: Population, *, keep_actions: bool):
+        """`keep_actions` keeps the actions of running episodes, not needed where batches start with a reset."""
+        self.shape, self.population, self.keep_actions = shape, population, keep_actions
+        self.spec = pool.spec
+        self.host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        self.program: Any = None
+        self.position = first_position(pool)
+        self.obs: Any = None
+        self.ended = np.zeros(pool.num_envs, np.bool_)
+
+    def use(self, program: Any) -> None:
+        """Collect with this compiled program from now on."""
+        self.program = program
+
+    def _was_reset(self, obs: np.ndarray) -> None:
+        self.obs, self.ended = obs, np.zeros(len(self.ended), np.bool_)
+        self.position = position_after_reset(self.position, np.asarray(obs))
+
+    def _was_collected(self, raw: Rollout) -> None:
+        """Advance the position by a batch."""
+        self.ended = np.asarray(raw.done[:, -1]).reshape(-1)
+        # Where the next batch begins with a reset, actions since the last one do not matter.
+        position = position_after_batch(self.position, raw, keep=self.keep_actions)
+        self.position = position._replace(resets=position.resets + len(self.shape.drop))
+
+    def _replayable(self, position: Position) -> Position:
+        """Return the position with episodes that are too long to be replayed set back to their beginning."""
+        return position._replace(calls=np.where(position.calls <= len(position.actions), position.calls, 0))
+
+
+class CompiledCollector(_Base):
+    """Collects in one compiled scan: EnvPool steps inside it."""
+
+    def __init__(self, pool: CompiledPool, shape: Shape, population: Population, *, keep_actions: bool):
+        """Start the first episodes."""
+        super().__init__(pool, shape, population, keep_actions=keep_actions)
+        self.pool, self.handle = pool, pool.handle
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new episode in every environment."""
+        self.handle, obs = self.pool.reset(self.handle)
+        self._was_reset(obs)
+
+    def lower(self, acting: Acting) -> Any:
+        """Return the program to compile, for a first batch of these members."""
+
+        def program(handle: Any, obs: Array, acting: Acting, batch: Array) -> tuple[Any, Array, Rollout]:
+            theta, normaliser, key = self.population.real(acting)
+            return scan(self.pool, self.shape, handle, obs, theta, normaliser, batch_keys(key, batch))
+
+        return jax.jit(program).lower(*self._arguments(acting, 0))
+
+    def collect(self, acting: Acting, batch: int) -> Rollout:
+        """Algorithm 2, line 3: collect the next batch of every member, raw, axes `[P, T, E]`."""
+        self.handle, self.obs, raw = jax.block_until_ready(self.program(*self._arguments(acting, batch)))
+        self._was_collected(raw)
+        return raw
+
+    def _arguments(self, acting: Acting, batch: int) -> tuple[Any, ...]:
+        """Return the program's arguments, on the device of the pool."""
+        return jax.device_put((self.handle, self.obs, acting, np.int32(batch)), self.host)
+
+    def replay(self, position: Position) -> np.ndarray:
+        """Bring a new pool to another's position; return which environments `[N]` repeat what the other's had shown."""
+        self.handle, _, digest = self.pool.seek(self._replayable(position))
+        self.position = position
+        return digest == position.digest
+
+    def close(self) -> None:
+        """Free the environments."""
+        self.pool.close()
+
+
+def scan(
+    pool: CompiledPool, shape: Shape, handle: Any, obs: Array, theta: Theta, normaliser: Normaliser, keys: Array
+) -> tuple[Any, Array, Rollout]:
+    """Collect transitions of pi_k, raw, axes `[P, T, E]`, for all members at once.
+
+    `theta`, `normaliser` and `keys` have a leading axis P. The pool's step cannot be `vmap`ped; all else is.
     """
     P, E, T, drop = shape
-    eye = jax.vmap(lens)(normaliser.obs)
+    scalings = jax.vmap(scaling_of)(normaliser.obs)
 
-    def choose(theta: Theta, eye: Any, obs: Array, noise: Array) -> Array:
-        return act(distribution(theta, normalise_obs(eye, obs)), noise)
+    def choose(theta: Theta, scaling: Scaling, obs: Array, noise: Array) -> Array:
+        return theta.distribution(normalise_obs(scaling, obs)).act(noise)
 
-    def step(carry: tuple[Any, Feed], noise: Array) -> tuple[tuple[Any, Feed], Rollout]:
-        handle, (obs, ended) = carry
-        action = jax.vmap(choose)(theta, eye, obs.reshape(P, E, -1), noise)
+    def step(carry: tuple[Any, Array], noise: Array) -> tuple[tuple[Any, Array], Rollout]:
+        handle, obs = carry
+        action = jax.vmap(choose)(theta, scalings, obs.reshape(P, E, -1), noise)
         action = action.reshape(P * E, *action.shape[2:])
         handle, out = pool.step(handle, action)
-        valid = ~ended
-        # The reward of an auto-reset row is uninitialised memory.
-        reward = jnp.where(valid, out.reward, 0.0)
-        terminated = out.terminated & valid
-        done = (out.terminated | out.truncated) & valid
-        row = Rollout(obs, action, reward, out.obs, terminated, done, valid)
-        return (handle, Feed(out.obs, done)), row
+        done = out.terminated | out.truncated
+        return (handle, out.obs), Rollout(obs, action, out.reward, out.obs, out.terminated, done, out.valid)
 
-    (handle, feed), rows = jax.lax.scan(step, (handle, feed), draw(pool.spec, shape, key))
+    (handle, obs), rows = jax.lax.scan(step, (handle, obs), batch_noise(pool.spec, shape, keys))
     keep = np.delete(np.arange(T + len(drop)), drop)
 
     def arrange(x: Array) -> Array:
         x = x[keep] if drop else x
         return jnp.moveaxis(x.reshape(T, P, E, *x.shape[2:]), 0, 1)
 
-    return handle, feed, jax.tree.map(arrange, rows)
+    return handle, obs, jax.tree.map(arrange, rows)
 
 
-class Actor(NamedTuple):
-    """A population's policies with their normalisers, on the host; every array has a leading axis P."""
+class HostCollector(_Base):
+    """Collects in a loop on the host, where environments are Python.
 
-    layers: list[tuple[np.ndarray, np.ndarray]]
-    std: np.ndarray | None  # nothing where actions are discrete
-    centre: np.ndarray
-    scale: np.ndarray
-
-    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """a ~ pi(.|s) for observations `[P, E, O]`, from their noise: what `choose` does, in NumPy."""
-        x = np.clip((obs - self.centre[:, None]) / self.scale[:, None], -CLIP, CLIP)
-        for kernel, bias in self.layers[:-1]:
-            x = np.tanh(x @ kernel + bias[:, None])
-        kernel, bias = self.layers[-1]
-        x = x @ kernel + bias[:, None]
-        if self.std is None:
-            return np.argmax(x + noise, axis=-1).astype(np.int32)
-        return x + self.std[:, None] * noise
-
-
-def actor_of(theta: Theta, eye: Lens) -> Actor:
-    """The policies of a population, and what they see through, as NumPy arrays."""
-    layers = [(np.asarray(layer.kernel), np.asarray(layer.bias)) for layer in theta.net]
-    std = None if theta.log_std is None else np.exp(np.maximum(np.asarray(theta.log_std), np.float32(MIN_LOG_STD)))
-    return Actor(layers, std, np.asarray(eye.centre), np.asarray(eye.scale))
-
-
-def collect_on_host(pool: Pool, shape: Shape, feed: Feed, actor: Actor, noise: np.ndarray) -> tuple[Feed, Rollout]:
-    """Algorithm 2, line 3, like `collect`, where environments are Python.
-
-    The network is evaluated in NumPy: for a few rows that is ten times faster than calling a compiled program.
+    The networks are evaluated in NumPy: for a few rows that is ten times faster than calling a compiled program.
     """
-    P, E, T, _ = shape
-    obs: Any = np.asarray(feed.obs)
-    ended: Any = np.asarray(feed.ended)
-    rows = []
-    for t in range(T):
-        action = actor.act(obs.reshape(P, E, -1), noise[t])
-        action = action.reshape(P * E, *action.shape[2:])
-        _, out = pool.step(None, action)
-        valid = ~ended
-        terminated, done = out.terminated & valid, (out.terminated | out.truncated) & valid
-        reward: Any = np.where(valid, out.reward, np.float32(0))
-        rows.append((obs, action, reward, out.obs, terminated, done, valid))
-        obs, ended = out.obs, done
 
-    def arrange(column: Any) -> Any:
-        x = np.stack(column)
-        return np.moveaxis(x.reshape(T, P, E, *x.shape[2:]), 0, 1)
+    def __init__(self, pool: HostPool, shape: Shape, population: Population, *, keep_actions: bool):
+        """Start the first episodes."""
+        super().__init__(pool, shape, population, keep_actions=keep_actions)
+        self.pool = pool
+        self.reset()
 
-    return Feed(obs, ended), Rollout(*map(arrange, zip(*rows, strict=True)))
+    def reset(self) -> None:
+        """Start a new episode in every environment."""
+        self._was_reset(self.pool.reset())
+
+    def lower(self, acting: Acting) -> Any:
+        """Return the program to compile: it draws the noise of a batch and reads the normalisers."""
+
+        def program(acting: Acting, batch: Array) -> tuple[Array, Scaling]:
+            _, normaliser, key = self.population.real(acting)
+            noise = batch_noise(self.pool.spec, self.shape, batch_keys(key, batch))
+            return noise, jax.vmap(scaling_of)(normaliser.obs)
+
+        return jax.jit(program).lower(*jax.device_put((acting, np.int32(0)), self.host))
+
+    def collect(self, acting: Acting, batch: int) -> Rollout:
+        """Algorithm 2, line 3: collect the next batch of every member, raw, axes `[P, T, E]`."""
+        acting, number = jax.device_put((acting, np.int32(batch)), self.host)
+        noise, scaling = jax.tree.map(np.asarray, self.program(acting, number))
+        theta: Theta = self.population.real(jax.tree.map(np.asarray, acting.theta))
+        layers = [(np.asarray(layer.kernel), np.asarray(layer.bias)[:, None]) for layer in theta.net]
+        centre, scale = scaling.centre[:, None], scaling.scale[:, None]
+        P, E, T, _ = self.shape
+        obs, rows = np.asarray(self.obs), []
+        for t in range(T):
+            out = network(layers, normalise(obs.reshape(P, E, -1), centre, scale))
+            action = theta.act_on_host(out, noise[t])
+            action = action.reshape(P * E, *action.shape[2:])
+            step = self.pool.step(action)
+            done = step.terminated | step.truncated
+            rows.append((obs, action, step.reward, step.obs, step.terminated, done, step.valid))
+            obs = step.obs
+
+        def arrange(column: tuple[np.ndarray, ...]) -> np.ndarray:
+            x = np.stack(column)
+            return np.moveaxis(x.reshape(T, P, E, *x.shape[2:]), 0, 1)
+
+        raw = Rollout(*map(arrange, zip(*rows, strict=True)))  # type: ignore[arg-type]
+        self.obs = obs
+        self._was_collected(raw)
+        return raw
+
+    def replay(self, position: Position) -> np.ndarray:
+        """Bring a new pool to another's position; return which environments `[N]` repeat what the other's had shown."""
+        _, digest = self.pool.seek(self._replayable(position))
+        self.position = position
+        return digest == position.digest
+
+    def close(self) -> None:
+        """Free the environments."""
+        self.pool.close()

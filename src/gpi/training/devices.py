@@ -1,4 +1,4 @@
-"""The machine under a run: what must be set before JAX starts, and which devices to use afterwards."""
+"""The machine of a run: settings to make before JAX starts, and the devices to use afterwards."""
 
 from __future__ import annotations
 
@@ -7,37 +7,65 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from gpi.config import Config
 from gpi.errors import UsageError
-from gpi.training.config import Config
 
 VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "gymnasium", "numpy")
 
 
+class Device(Protocol):
+    """A JAX device."""
+
+    platform: str
+
+
 def cores() -> int:
-    """Cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_devices(config: Config) -> int:
-    """How many CPU devices the population is worth: one per thread of XLA, but none without a member.
+    """Return how many CPU devices to use: one per thread of XLA, but no more than there are members.
 
-    Pinning PJRT_NPROC pins this too, so that the bits do not depend on how many cores there are. With fewer threads
-    than devices JAX would hang: each occupies one while it waits for the others.
+    Pinning PJRT_NPROC pins this too, so that the bits do not depend on the number of cores. With fewer threads than
+    devices JAX would hang: each device occupies a thread while it waits for the others.
     """
     threads = os.environ.get("PJRT_NPROC", "")
     return min(int(threads) if threads.isdecimal() and int(threads) else cores(), config.seeds)
 
 
+def jax_setting(name: str) -> Any:
+    """Return a setting of JAX, as it is in the current context."""
+    import jax
+
+    return getattr(jax.config, name)
+
+
+def jax_has_started() -> bool:
+    """Return whether JAX has a backend, whose devices and threads cannot be changed any more."""
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    before = jax_setting("jax_num_cpu_devices")
+    try:  # JAX refuses to change this setting once it has started
+        jax.config.update("jax_num_cpu_devices", before + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", before)
+    return False
+
+
 def prepare(config: Config, threads: str = "") -> None:
-    """Set what JAX reads only when it starts; the command line's business, never done on import.
+    """Make the settings that JAX reads when it starts; do nothing if the user has started it already.
 
     CPU cores become devices to shard over, the number of XLA threads is pinned because results depend on it in the
-    last bits, and compiled programs are kept for the next start.
+    last bits, and compiled programs are cached for the next start.
     """
-    if "jax" in sys.modules:
-        raise RuntimeError("runtime.prepare must be called before JAX is imported")
+    if jax_has_started():
+        return
     if threads:  # of the run that is resumed
         os.environ.setdefault("PJRT_NPROC", threads)
     threads = os.environ.setdefault("PJRT_NPROC", str(cores()))
@@ -47,10 +75,15 @@ def prepare(config: Config, threads: str = "") -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gpi" / "xla"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    if "jax" in sys.modules:  # imported by the user, who has not used it yet: it has read its environment already
+        import jax
+
+        if jax_setting("jax_compilation_cache_dir") is None:
+            jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 
-def devices(config: Config) -> list[Any]:
-    """The devices that learn: GPUs where JAX sees them, else CPU devices; never more than there are members."""
+def learning_devices(config: Config) -> list[Device]:
+    """Return the devices that learn: GPUs where JAX sees them, else CPU devices; never more than there are members."""
     import jax
 
     local = jax.local_devices()
@@ -58,7 +91,7 @@ def devices(config: Config) -> list[Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that can change a result."""
+    """Return the versions of everything that can change a result."""
     found = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
     for name in VERSIONED:
         try:
@@ -68,15 +101,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def identity(devices: list[Any]) -> dict[str, Any]:
-    """Everything besides the settings that decides the bits of a result."""
+def machine_identity(devices: list[Device]) -> dict[str, object]:
+    """Return everything besides the settings that decides the bits of a result."""
     drifting = {name: version for name, version in versions().items() if name != "platform"}
-    pinned = {name: str(value) for name, value in settings().items() if name != "cores"}
+    pinned = {name: str(value) for name, value in runtime_settings().items() if name != "cores"}
     return {"versions": drifting, "runtime": pinned, "devices": [str(device) for device in devices]}
 
 
-def settings() -> dict[str, str | int]:
-    """Settings of the runtime that results depend on in the last bits."""
+def runtime_settings() -> dict[str, str | int]:
+    """Return the settings of the runtime that results depend on in the last bits."""
     return {
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "PJRT_NPROC": os.environ.get("PJRT_NPROC", ""),

@@ -1,204 +1,290 @@
-"""One attempt at a run: from its start or its newest checkpoint to its end, whatever ends it."""
+"""One session of a run: from its start or its newest checkpoint to its end, whatever ends it.
+
+`start` and `resume` are two lists of steps that end in the same loop, `_iterate`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import resource
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from datetime import datetime
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpi import files, policy_file
-from gpi.envs import dmc, tasks
-from gpi.envs.pool import Seekable, Spec
-from gpi.envs.seeds import env_seeds
-from gpi.errors import DivergedError, EnvironmentFault
-from gpi.rundir import run as record
-from gpi.rundir.recorder import Recorder
-from gpi.rundir.resume import Saver
-from gpi.rundir.run import Run
-from gpi.training import devices as runtime
-from gpi.training.config import Config, plan_of
-from gpi.training.progress import Progress, Report
+from gpi import files
+from gpi.callbacks import Report, close_all
+from gpi.envs import tasks
+from gpi.envs.faults import traceback_of
+from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError
+from gpi.evaluation import Evaluation, play
+from gpi.policy_file import policy_of, save
+from gpi.rundir import checkpoint
+from gpi.rundir.checkpoint import Checkpoint
+from gpi.rundir.resume import find_checkpoint, identity_of
+from gpi.rundir.run import CURVE, Run
+from gpi.rundir.tables import RunTables
+from gpi.training.about import environment_facts, headline, write_config, write_done
+from gpi.training.devices import Device, cores, learning_devices, machine_identity
+from gpi.training.job import Job
+from gpi.training.progress import Progress
 from gpi.training.signals import Interrupt, interruptible
 
-if TYPE_CHECKING:  # a run must set JAX and EnvPool up before it starts them
-    from gpi.callbacks import Callback
-    from gpi.envs.gym import Make
-    from gpi.evaluation import Evaluation
+if TYPE_CHECKING:  # a run sets JAX up before it starts
+    from gpi.core.normaliser import Normaliser
+    from gpi.core.policy import Theta
+    from gpi.envs.pool import CompiledPool, HostPool, Spec
+    from gpi.standalone import Policy
+    from gpi.training.trainer import Trainer
 
-CURVE = "learning_curve.png"
 TRACEBACK = "environment-error.txt"
 
 
-class Guests(NamedTuple):
-    """What a user brings to a run besides settings: none of it is in the run directory."""
+class Running(NamedTuple):
+    """A run under way."""
 
-    make: Make | None = None  # makes the user's own environments
-    callbacks: Sequence[Callback] = ()
+    trainer: Trainer
+    tables: RunTables
+    identity: dict[str, Any]  # what decides its bits, for its checkpoints
+    exact: bool
 
 
-class Attempt:
-    """A run in a directory that is held."""
+class Session:
+    """A session of a run, in a directory whose lock this process holds."""
 
-    def __init__(self, config: Config, directory: Path, about: dict[str, Any], progress: Progress, guests: Guests):
-        """Nothing is begun; `about` is what config.json says of a run that is resumed."""
-        self.config, self.directory, self.about = config, directory, about
-        self.progress, self.guests = progress, guests
+    def __init__(self, job: Job, directory: Path, progress: Progress):
+        """Keep what to run, and where; nothing starts yet."""
+        self.job, self.directory, self.progress = job, directory, progress
         self.began = time.perf_counter()
         self.first: float | None = None  # seconds to the first iteration
         self.stopped = False  # by a callback
+        self.saved = -1  # the iteration of the newest checkpoint
 
-    def carry_on(self, *, resuming: bool = False, allow_drift: bool = False) -> tuple[Run, int | None]:
-        """Start or restore, iterate, save, finish; returns the run, and the signal that cut it short, if one did."""
+    def start(self) -> tuple[Run, int | None]:
+        """Train from the beginning; return the run, and the signal that cut it short, if one did."""
+        with self._in_environments() as (trainer, devices, interrupt):
+            identity = self._identity(trainer, devices)
+            write_config(self.directory, self.job, devices, exact=True)
+            self.progress.say(headline(self.job, devices, self.directory))
+            trainer.compile()
+            trainer.warm_up()
+            tables = RunTables(self.directory, self.job)
+            return self._train(Running(trainer, tables, identity, True), interrupt)
+
+    def resume(self, about: dict[str, Any], *, allow_drift: bool) -> tuple[Run, int | None]:
+        """Train from the newest checkpoint, given the content of config.json; a run that is refused stays untouched."""
+        with self._in_environments() as (trainer, devices, interrupt):
+            identity = self._identity(trainer, devices)
+            found = find_checkpoint(self.directory, trainer.layout(), identity, allow_drift=allow_drift)
+            self.progress.say(headline(self.job, devices, self.directory))
+            for line in found.skipped:
+                self.progress.say(f"skipped {line}")
+            trainer.compile()
+            exact = found.checkpoint is None or (about.get("exact") is not False and not found.drift)
+            same = self._restore(trainer, found.checkpoint, allow_drift=allow_drift)
+            tables = self._reopen_tables(found.checkpoint, same=same)
+            write_config(self.directory, self.job, devices, exact=exact and same, started=about.get("started"))
+            (self.directory / "DONE").unlink(missing_ok=True)
+            return self._train(Running(trainer, tables, identity, exact and same), interrupt)
+
+    @contextmanager
+    def _in_environments(self) -> Iterator[tuple[Trainer, list[Device], Interrupt]]:
+        """Make environments and population, under the JAX settings that training needs; free them at the end."""
         import jax
 
-        self.x64 = jax.dtypes.canonicalize_dtype("float64") == "float64"  # what the user's own code is to find
-        # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
+        from gpi.training.trainer import Trainer
+
+        self.x64 = jax.dtypes.canonicalize_dtype("float64") == "float64"  # for the user's own code
         with ExitStack() as stack:
-            stack.callback(self.progress.close)
-            stack.callback(self._close_callbacks)
+            stack.callback(close_all, self.job.callbacks)
             stack.enter_context(jax.enable_x64(True))
+            # A GPU would otherwise multiply float32 matrices with 10 bits of mantissa, too few for conjugate gradients.
             stack.enter_context(jax.default_matmul_precision("highest"))
             interrupt = stack.enter_context(interruptible())
             try:
-                trainer, recorder, saver, exact = self._set_out(stack, resuming=resuming, allow_drift=allow_drift)
-                fault = self._iterate(trainer, recorder, saver, interrupt)
-                self._finish(trainer, recorder, saver, {
-                    "complete": interrupt.signal is None and fault is None and not recorder.all_frozen(),
-                    "stopped": self.stopped, "exact": exact, "frozen": recorder.frozen,
-                })  # fmt: skip
-                warn(recorder, trainer, self.progress)
-                if fault is None and recorder.all_frozen():
-                    fault = every_seed_frozen(self.directory, self.config, recorder)
-                if fault is not None:
-                    raise fault
-                return Run(self.directory), interrupt.signal
+                devices = learning_devices(self.job.config)
+                pool = make_environments(self.job, self.x64)
+                stack.callback(pool.close)
+                yield Trainer(self.job, pool, devices), devices, interrupt
             except EnvironmentFault as error:
-                raise kept(error, self.directory) from error.__cause__
+                raise save_traceback(error, self.directory) from error.__cause__
 
-    def _set_out(self, stack: ExitStack, *, resuming: bool, allow_drift: bool) -> tuple[Any, Recorder, Saver, bool]:
-        """The population in its environments, at its start or where its newest checkpoint was; its tables, open."""
-        from gpi.training.trainer import Trainer
+    def _identity(self, trainer: Trainer, devices: list[Device]) -> dict[str, Any]:
+        machine = machine_identity(devices) | {"environment": environment_facts(trainer.spec)}
+        return identity_of(self.job.config, machine)
 
-        config, directory = self.config, self.directory
-        devices = runtime.devices(config)
-        pool = make_pool(config, self.guests.make, self.x64)
-        stack.callback(pool.close)
-        saver = Saver(directory, config, identity_of(devices, pool), self.progress)
-        drift = saver.drift() if resuming else []
-        if not allow_drift:
-            saver.refuse(drift)
-        exact = self.about.get("exact") is not False and not drift
-        if not resuming:
-            write_config(directory, config, devices, self.about, exact)
-        self.progress.say(headline(config, devices, directory))
-        trainer, recorder = Trainer(config, pool, devices), None
-        if resuming:  # what is refused stays untouched: only now is anything written
-            recorder, exact = saver.restore(trainer, exact, allow_drift)
-            write_config(directory, config, devices, self.about, exact)
-            (directory / "DONE").unlink(missing_ok=True)
-        if recorder is None:
+    def _restore(self, trainer: Trainer, found: Checkpoint | None, *, allow_drift: bool) -> bool:
+        """Bring a new trainer to a checkpoint, or start it; return whether its environments were replayed exactly."""
+        if found is None:
+            self.progress.say("no valid checkpoint: starting from the beginning")
             trainer.warm_up()
-            recorder = Recorder(directory, config)
-        stack.callback(recorder.close)
-        return trainer, recorder, saver, exact
+            return True
+        same = bool(trainer.restore(found.arrays).all())
+        if not same:
+            what = "the replayed environments show other observations than they had shown"
+            if self.job.task.compiled and not allow_drift:
+                raise FileError(f"{self.directory} cannot be resumed exactly: {what}; --allow-drift continues anyway")
+            self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
+            trainer.start_over()
+        self.saved = found.iteration
+        self.progress.say(f"resuming after iteration {found.iteration}")
+        return same
 
-    def _iterate(self, trainer: Any, recorder: Recorder, saver: Saver, interrupt: Interrupt) -> Exception | None:
+    def _reopen_tables(self, found: Checkpoint | None, *, same: bool) -> RunTables:
+        """Return the tables as they were at a checkpoint; episodes that cannot be continued are forgotten."""
+        if found is None:
+            return RunTables(self.directory, self.job)
+        try:
+            tables = RunTables(self.directory, self.job, found.state)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__} {error}"
+            raise FileError(
+                f"checkpoint {found.iteration} of {self.directory}: state.json does not fit: {what}"
+            ) from error
+        if not same:
+            tables.episodes.forget()
+        return tables
+
+    def _train(self, run: Running, interrupt: Interrupt) -> tuple[Run, int | None]:
+        """Iterate, save, finish; return the run, and the signal that cut it short, if one did."""
+        tables = run.tables
+        try:
+            fault = self._iterate(run, interrupt)
+            complete = interrupt.signal is None and fault is None and not tables.all_frozen()
+            self._finish(run, complete=complete)
+        finally:
+            tables.close()
+        warn(run, self.progress)
+        if fault is None and tables.all_frozen():
+            fault = every_seed_frozen(self.directory, self.job, tables)
+        if fault is not None:
+            raise fault
+        return Run(self.directory), interrupt.signal
+
+    def _iterate(self, run: Running, interrupt: Interrupt) -> Exception | None:
         """Iterate until the run is long enough, or something ends it.
 
-        A fault of the environment or of a callback is returned, because what was learned before it is good.
+        A fault of the environment or of a callback is returned, not raised: everything learned before it is good.
         """
-        self.progress.begin(recorder.slowest())
-        iterations = () if recorder.all_frozen() else trainer.iterations(self.config.steps)
+        trainer, tables, config = run.trainer, run.tables, self.job.config
+        self.progress.begin(tables.slowest())
         try:
-            for it in iterations:
-                report = self._report(trainer, recorder, it.k, recorder.add(it))
+            for it in () if tables.all_frozen() else trainer.iterations(config.steps):
+                report = self._report(run, it.number, tables.add(it))
                 self.progress.show(report)
                 self.first = self.first or time.perf_counter() - self.began
-                fault = self._show(report)
-                if fault is not None or self.stopped or interrupt.signal is not None or recorder.all_frozen():
+                fault = self._call_back(report)
+                if fault is not None or self.stopped or interrupt.signal is not None or tables.all_frozen():
                     return fault
-                if it.k % self.config.checkpoint_every == 0:
-                    saver.try_save(trainer, recorder)
+                if it.number % config.checkpoint_every == 0:
+                    self._try_save(run)
         except EnvironmentFault as error:
             return error
         return None
 
-    def _show(self, report: Report) -> Exception | None:
-        """Call every callback, in the setting that the user had; one that fails ends the run like any other end."""
+    def _call_back(self, report: Report) -> Exception | None:
+        """Call every callback, under the user's JAX settings; return the error of one that fails: it ends the run."""
         import jax
 
         try:
             with jax.enable_x64(self.x64):
-                wishes = [callback(report) for callback in self.guests.callbacks]
+                answers = [callback(report) for callback in self.job.callbacks]
         except Exception as error:
             return error
-        self.stopped = any(wish is True or (isinstance(wish, np.bool_) and bool(wish)) for wish in wishes)
+        self.stopped = any(answer is True or (isinstance(answer, np.bool_) and bool(answer)) for answer in answers)
         return None
 
-    def _report(self, trainer: Any, recorder: Recorder, k: int, measured: dict[str, np.ndarray]) -> Report:
-        """An iteration for progress and callbacks."""
-        from gpi.evaluation import play
+    def _report(self, run: Running, number: int, measured: dict[str, np.ndarray]) -> Report:
+        """Return an iteration as progress and callbacks see it."""
+        job, tables = self.job, run.tables
 
-        config, make, seeds = self.config, self.guests.make, tuple(trainer.seeds)
-
-        def policy(seed: int) -> policy_file.Policy:
-            return policy_file.policy_of(*learned(trainer, recorder, seeds.index(seed)))
+        def policy(seed: int) -> Policy:
+            return policy_of(*learned(run, job.seeds.index(seed)))
 
         def evaluation(episodes: int) -> Evaluation:
-            task = tasks.find(config.task, config.backend, make)
-            return play({seed: policy(seed) for seed in seeds}, task, make, episodes)
+            return play({seed: policy(seed) for seed in job.seeds}, job.task, job.make, episodes)
 
         return Report(
-            directory=self.directory, iteration=k, seeds=seeds, steps=recorder.slowest(), of=config.steps,
-            seed_steps=recorder.steps.copy(), returns=recorder.returns(), metrics=measured, policy=policy,
-            evaluate=evaluation, say=self.progress.say,
+            directory=self.directory, iteration=number, seeds=tuple(job.seeds), steps=tables.slowest(),
+            of=job.config.steps, seed_steps=tables.steps.copy(), returns=tables.returns(), metrics=measured,
+            policy=policy, evaluate=evaluation, say=self.progress.say,
         )  # fmt: skip
 
-    def _finish(self, trainer: Any, recorder: Recorder, saver: Saver, facts: dict[str, Any]) -> None:
-        """The last checkpoint, the policies, the picture, and DONE."""
-        from gpi.report.curves import learning_curves
+    def _save(self, run: Running) -> None:
+        """Save a checkpoint of everything, now."""
+        trainer = run.trainer
+        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), run.tables.state(), run.identity)
+        self.saved = trainer.done
 
-        directory = self.directory
-        if saver.saved != trainer.done:
-            saver.save(trainer, recorder)
-        for p, seed in enumerate(trainer.seeds):
-            policy_file.save(directory / f"policy-{seed}.safetensors", *learned(trainer, recorder, p))
-        run = Run(directory)
-        if any(len(run.episodes(seed)[0]) for seed in run.seeds):
+    def _try_save(self, run: Running) -> None:
+        """Save a checkpoint, unless the disk is full: the last one stays, training goes on, the next may succeed."""
+        try:
+            self._save(run)
+        except DiskError as error:
+            self.progress.say(f"warning: {error}; training goes on")
+
+    def _finish(self, run: Running, *, complete: bool) -> None:
+        """Write the last checkpoint, the policies, the picture, and DONE."""
+        from gpi.report.curves import learning_curves  # matplotlib takes long to import
+
+        directory, trainer, tables = self.directory, run.trainer, run.tables
+        if self.saved != trainer.done:
+            self._save(run)
+        for p, seed in enumerate(self.job.seeds):
+            save(directory / f"policy-{seed}.safetensors", *learned(run, p))
+        result = Run(directory)
+        if any(len(result.episodes(seed)[0]) for seed in result.seeds):
             try:
-                learning_curves([run], directory / CURVE)
+                learning_curves([result], directory / CURVE)
             except OSError as error:  # `gpi plot` draws it again
                 self.progress.say(f"warning: {directory / CURVE} cannot be written: {error.strerror}")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        record.write_json(directory / "DONE", {
-            **facts, "seconds": time.perf_counter() - self.began, "first_iteration_seconds": self.first,
+        write_done(directory, {
+            "complete": complete, "stopped": self.stopped, "exact": run.exact, "frozen": tables.frozen,
+            "seconds": time.perf_counter() - self.began, "first_iteration_seconds": self.first,
             "compile_seconds": trainer.compile_seconds, "iterations": trainer.done,
-            "steps": [int(x) for x in recorder.steps], "peak_rss_mb": peak,
-            "returns": {str(seed): None if np.isnan(x) else x for seed, x in run.returns.items()},
+            "steps": [int(x) for x in tables.steps],
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "returns": {str(seed): None if np.isnan(x) else x for seed, x in result.returns.items()},
         })  # fmt: skip
 
-    def _close_callbacks(self) -> None:
-        """Callbacks that hold files open let go of them."""
-        from gpi.callbacks import TensorBoard
 
-        for callback in self.guests.callbacks:
-            if isinstance(callback, TensorBoard):
-                callback.close()
+def make_environments(job: Job, x64: bool | None = None) -> CompiledPool | HostPool:
+    """Make the population's environments; their threads are pinned to cores if the run has the whole machine.
+
+    A user's environments in this process run with the `x64` of JAX that the user had, where it is known.
+    """
+    import jax
+
+    seeds = job.env_seeds
+    threads = job.config.threads or min(cores(), len(seeds))
+    first_core = 0 if threads == os.cpu_count() == cores() else -1
+    if job.task.backend != "gymnasium" or x64 is None:
+        return tasks.make_pool(job.task, seeds, threads, first_core, job.make)
+    around = functools.partial(jax.enable_x64, x64)
+    with around():
+        return tasks.make_pool(job.task, seeds, threads, first_core, job.make, around)
 
 
-def kept(error: EnvironmentFault, directory: Path) -> EnvironmentFault:
-    """A fault of the environment whose traceback is in the run directory."""
-    from gpi.envs.checks import traceback_of
+def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, str]]:
+    """Return everything needed to build member p's policy: theta, normaliser, task, and facts about it."""
+    import jax
 
+    trainer, config = run.trainer, run.trainer.job.config
+    state = trainer.learner.state
+    theta, normaliser = jax.device_get(jax.tree.map(lambda x: x[p], (state.agent.policy.params, state.normaliser)))
+    about = {
+        "task": trainer.spec.id, "backend": config.backend, "algorithm": config.algorithm,
+        "seed": str(trainer.job.seeds[p]), "steps": str(run.tables.steps[p]),
+    }  # fmt: skip
+    return theta, normaliser, trainer.spec, about
+
+
+def save_traceback(error: EnvironmentFault, directory: Path) -> EnvironmentFault:
+    """Write the traceback of a fault of the environment into the run directory; return the fault, naming the file."""
     text = traceback_of(error)
     if text is None:
         return error
@@ -207,107 +293,20 @@ def kept(error: EnvironmentFault, directory: Path) -> EnvironmentFault:
     return EnvironmentFault(f"{error} (traceback: {path})")
 
 
-def every_seed_frozen(directory: Path, config: Config, recorder: Recorder) -> DivergedError | EnvironmentFault:
-    """Why nothing is left to train: the environment, if that is what froze all of them, or learning."""
+def every_seed_frozen(directory: Path, job: Job, tables: RunTables) -> DivergedError | EnvironmentFault:
+    """Return the error that says why every seed is frozen: the environment, if that froze all of them, or learning."""
     where = f"{directory} has their last good policies"
-    if {fault["stage"] for fault in recorder.frozen.values()} <= {"observation", "reward"}:
+    if {fault["stage"] for fault in tables.frozen.values()} <= {"observation", "reward"}:
         return EnvironmentFault(
-            f"{config.task}: every seed met {recorder.faults()}; mend the environment and train anew; {where}"
+            f"{job.config.task}: every seed met {tables.faults()}; fix the environment and train again; {where}"
         )
-    return DivergedError(f"every seed diverged: {recorder.faults()}; {where}")
+    return DivergedError(f"every seed diverged: {tables.faults()}; {where}")
 
 
-def learned(trainer: Any, recorder: Recorder, p: int) -> tuple[Any, Any, Spec, dict[str, str]]:
-    """What makes a policy of the member in place `p`: theta, normaliser, task, and facts about it."""
-    import jax
-
-    config, seed = recorder.config, trainer.seeds[p]
-    state = (trainer.state.agent.policy.params, trainer.state.normaliser)
-    theta, normaliser = jax.device_get(jax.tree.map(lambda x: x[p], state))
-    about = {
-        "task": trainer.pool.spec.id, "backend": config.backend, "algorithm": config.algorithm, "seed": str(seed),
-        "steps": str(recorder.steps[p]),
-    }  # fmt: skip
-    return theta, normaliser, trainer.pool.spec, about
-
-
-def warn(recorder: Recorder, trainer: Any, progress: Progress) -> None:
-    """Closing lines about what needs attention."""
-    from gpi.core.policy import MIN_LOG_STD
-
-    if recorder.frozen:
-        progress.say(f"warning: frozen at their last good state: {recorder.faults()}")
-    if trainer.pool.spec.discrete:
-        return
-    log_std = np.asarray(trainer.state.agent.policy.params.log_std)
-    low = [seed for p, seed in enumerate(trainer.seeds) if (log_std[p] <= MIN_LOG_STD).any()]
+def warn(run: Running, progress: Progress) -> None:
+    """Print closing lines about anything that needs attention."""
+    if run.tables.frozen:
+        progress.say(f"warning: frozen at their last good state: {run.tables.faults()}")
+    low = [seed for p, seed in enumerate(run.trainer.job.seeds) if learned(run, p)[0].at_floor()]
     if low:
         progress.say(f"warning: the standard deviation of an action is at its floor of 0.001 in seeds {low}")
-
-
-def seeds_of(config: Config) -> list[int]:
-    """The environment seeds of all members, in the order of the pool."""
-    name = config.task.removeprefix("dmc/")
-    task = dmc.TASKS[name].id if name in dmc.TASKS else config.task
-    seeds = range(config.seed, config.seed + config.seeds)
-    return [name for seed in seeds for name in env_seeds(task, config.algorithm, seed, config.num_envs)]
-
-
-def make_pool(config: Config, make: Make | None = None, x64: bool | None = None) -> Seekable:
-    """The population's environments; their threads stay on their cores if the run has the whole machine.
-
-    A user's environments in this process run with the `x64` of JAX that the user had, where it is known.
-    """
-    import jax
-
-    seeds = seeds_of(config)
-    threads = config.threads or min(runtime.cores(), len(seeds))
-    first_core = 0 if threads == os.cpu_count() == runtime.cores() else -1
-    task = tasks.find(config.task, config.backend, make)
-    if task.backend != "gymnasium" or x64 is None:
-        return tasks.make_pool(task, seeds, threads, first_core, make)
-    with jax.enable_x64(x64):
-        pool: Any = tasks.make_pool(task, seeds, threads, first_core, make)
-    pool.around = functools.partial(jax.enable_x64, x64)
-    return pool
-
-
-def identity_of(devices: list[Any], pool: Seekable) -> dict[str, Any]:
-    """Everything besides the settings that decides the bits of a result, and what the environments are like."""
-    spec = pool.spec
-    environment = {
-        "observation_size": spec.observation_size, "action_size": spec.action_size, "discrete": spec.discrete,
-        "low": list(spec.low), "high": list(spec.high), "start": spec.start,
-    }  # fmt: skip
-    return runtime.identity(devices) | {"environment": environment}
-
-
-def headline(config: Config, devices: list[Any], directory: Path) -> str:
-    """What is about to run, in one line."""
-    plan = plan_of(config)
-    last = config.seed + config.seeds - 1
-    seeds = f"seed {config.seed}" if config.seeds == 1 else f"seeds {config.seed} to {last}"
-    where = f"{len(devices)} {devices[0].platform.upper()} device{'s' if len(devices) > 1 else ''}"
-    fewer = " (JAX was started with one; `gpi train` would use every core)" if unsharded(config, devices) else ""
-    reuse = f"reuses {len(plan.nu)} policies, eps_gpi {plan.eps:.4f}" if len(plan.nu) > 1 else f"eps {plan.eps:.4f}"
-    return f"{config.algorithm} on {config.task}, {seeds}, {reuse}, {where}{fewer}, writing {directory}"
-
-
-def unsharded(config: Config, devices: list[Any]) -> bool:
-    """Whether JAX was running before us with fewer CPU devices than this machine could give the population."""
-    return devices[0].platform == "cpu" and len(devices) < runtime.host_devices(config)
-
-
-def write_config(directory: Path, config: Config, devices: list[Any], about: dict[str, Any], exact: bool) -> None:
-    """Everything needed to repeat the run, before anything else is written; a resumed run keeps when it started."""
-    plan = plan_of(config)
-    record.write_json(directory / "config.json", {
-        "config": dataclasses.asdict(config),
-        "plan": {**dataclasses.asdict(plan), "M": len(plan.nu)},
-        "env_seeds": seeds_of(config),
-        "devices": [str(device) for device in devices],
-        "runtime": runtime.settings(),
-        "versions": runtime.versions(),
-        "exact": exact,
-        "started": about.get("started") or datetime.now().astimezone().isoformat(timespec="seconds"),
-    })  # fmt: skip

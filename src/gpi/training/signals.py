@@ -11,22 +11,22 @@ from types import FrameType
 
 
 class Interrupt:
-    """Remembers the first SIGINT or SIGTERM, so that the iteration under way ends well; a second ends at once."""
+    """Remembers the first SIGINT or SIGTERM, so that the iteration can end properly; the second ends at once."""
 
     def __init__(self) -> None:
-        """Nothing came yet."""
+        """Start without a signal."""
         self.signal: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.signal is not None:
-            os._exit(128 + number)  # what is on disk is whole at any time
+            os._exit(128 + number)  # files on disk are complete at any time
         self.signal = number
 
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Signals end the run after its iteration; outside the main thread Python allows no handlers, so none are set."""
+    """Let signals end the run after its iteration; only in the main thread, as Python allows handlers nowhere else."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt

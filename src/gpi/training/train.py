@@ -1,135 +1,124 @@
-"""`train` and `resume`: one run from its configuration, or its directory, to its end."""
+"""`train` and `resume`: decide what to run, from settings or from a run directory, and run it in a session."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpi import files
+from gpi.config import Config, config_of
 from gpi.envs import tasks
+from gpi.envs.checks import check
 from gpi.errors import FileError, UsageError
-from gpi.rundir import run as record
-from gpi.rundir.run import Run
-from gpi.training import devices as runtime
-from gpi.training.config import Config, config_of, resolved
+from gpi.rundir import lock
+from gpi.rundir.run import Run, open_run
+from gpi.training import devices
+from gpi.training.job import Job, resolve
 from gpi.training.progress import Progress
-from gpi.training.session import Attempt, Guests
+from gpi.training.session import Session
 
-if TYPE_CHECKING:  # a run must set JAX and EnvPool up before it starts them
-    from gpi.envs.gym import Make
+if TYPE_CHECKING:
+    from gpi.callbacks import Callback
+    from gpi.envs.importing import Make
 
 
-def default_directory(config: Config) -> Path:
-    """A new directory under runs/, named by time, algorithm and task."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    task = re.sub(r"[^A-Za-z0-9._-]+", "-", config.task.removeprefix("dmc/"))
-    return Path("runs") / f"{stamp}-{config.algorithm}-{task}"
+class UserCode(NamedTuple):
+    """The user's own code in a run; it is never stored in the run directory."""
+
+    make: Make | None = None  # makes the user's own environments
+    callbacks: Sequence[Callback] = ()
 
 
 def train(
-    config: Config,
-    out: Path | None = None,
-    quiet: bool = False,
-    guests: Guests = Guests(),  # noqa: B008 (immutable)
+    config: Config, out: Path | None = None, user: UserCode | None = None, *, quiet: bool = False
 ) -> tuple[Run, int | None]:
-    """Train a population and write its run directory; returns it, and the signal that cut it short, if one did."""
-    config = resolved(config, guests.make)
-    directory = out or default_directory(config)
-    with record.claim(directory):
-        progress = Progress(config.seeds, open_null() if quiet else None)
-        start_jax(config)
-        try:
-            check_environment(config, guests, progress)
-        except BaseException:
-            progress.close()
-            raise
-        return Attempt(config, directory, {}, progress, guests).carry_on()
-
-
-def start_jax(config: Config, threads: str = "") -> None:
-    """Set what JAX reads only when it starts, unless it runs already; before any code of the user's starts it."""
-    if "jax" not in sys.modules:
-        runtime.prepare(config, threads)
-
-
-def check_environment(config: Config, guests: Guests, progress: Progress) -> None:
-    """Find a broken environment before anything is begun; those of EnvPool are known."""
-    task = tasks.find(config.task, config.backend, guests.make)
-    if task.backend in ("gymnasium", "processes"):
-        from gpi.envs.checks import check
-
-        for note in check(task, guests.make, alone=config.seeds * config.num_envs == 1).notes:
-            progress.say(f"note: {note}")
+    """Train a population and write its run directory; return it, and the signal that cut it short, if one did."""
+    make, callbacks = user or UserCode()
+    job = resolve(config, make, callbacks)
+    directory = out or default_directory(job.config)
+    with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
+        devices.prepare(job.config)
+        check_environment(job, progress)
+        return Session(job, directory, progress).start()
 
 
 def resume(
-    directory: Path, steps: int | None = None, allow_drift: bool = False, quiet: bool = False,
-    env: str = "", guests: Guests = Guests(),  # noqa: B008 (immutable)
+    directory: Path, steps: int | None = None, user: UserCode | None = None,
+    *, env: str = "", allow_drift: bool = False, quiet: bool = False,
 ) -> tuple[Run, int | None]:  # fmt: skip
-    """Continue an interrupted run to the bit as if it had never been; or extend a finished one to more steps."""
-    record.open_run(directory, "config.json")
-    with record.hold(directory):
-        config, about = read_config(directory, guests.make)
-        named_again(directory, config, env, guests)
+    """Continue an interrupted run, bit for bit, as if it had never been interrupted; or extend a finished one."""
+    make, callbacks = user or UserCode()
+    open_run(directory, "config.json")
+    with lock.hold(directory):
+        job, about = read_job(directory, make, callbacks)
+        require_named(directory, job.config, env, make)
         if steps is not None:
-            config = resolved(dataclasses.replace(config, steps=steps), guests.make)
-        progress = Progress(config.seeds, open_null() if quiet else None)
-        done = finished(directory)
-        if done is not None and done["complete"] and reached(done, config):
-            progress.say(f"{directory} is complete; to train it further, name more: --steps {2 * config.steps}")
-            progress.close()
-            return Run(directory), None
-        start_jax(config, about["runtime"]["PJRT_NPROC"])
-        attempt = Attempt(config, directory, about, progress, guests)
-        return attempt.carry_on(resuming=True, allow_drift=allow_drift)
+            job = resolve(dataclasses.replace(job.config, steps=steps), make, callbacks)
+        with Progress(job.config.seeds, quiet=quiet) as progress:
+            done = read_done(directory)
+            if done is not None and done["complete"] and reached(done, job):
+                more = f"to train it further, name more: --steps {2 * job.config.steps}"
+                progress.say(f"{directory} is complete; {more}")
+                return Run(directory), None
+            devices.prepare(job.config, about["runtime"]["PJRT_NPROC"])
+            return Session(job, directory, progress).resume(about, allow_drift=allow_drift)
 
 
-def named_again(directory: Path, config: Config, env: str, guests: Guests) -> None:
-    """A user's own code is never imported because a file says so: they name it again."""
-    own = tasks.find(config.task, config.backend, guests.make if ":" in config.task else None).own
-    if (env and env != config.task) or (guests.make is not None and not own):
-        other = env or tasks.name_of(guests.make) if guests.make else env
-        raise UsageError(f"{directory} was trained in {config.task}, not in {other}; name that, or train anew")
-    if own and not env and guests.make is None:
-        raise UsageError(tasks.name_it(directory, config.task))
+def default_directory(config: Config) -> Path:
+    """Return a new directory under runs/, named by time, algorithm and task."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    task = re.sub(r"[^A-Za-z0-9._-]+", "-", config.short_task)
+    return Path("runs") / f"{stamp}-{config.algorithm}-{task}"
 
 
-def reached(done: dict[str, Any], config: Config) -> bool:
-    """Whether every seed that can still learn has taken the steps asked for."""
-    alive = [steps for p, steps in enumerate(done["steps"]) if str(config.seed + p) not in done["frozen"]]
-    return all(steps >= config.steps for steps in alive)
+def check_environment(job: Job, progress: Progress) -> None:
+    """Raise if the environment is broken, before anything starts; EnvPool's need no check."""
+    if not job.task.compiled:
+        for note in check(job.task, job.make, alone=len(job.seeds) * job.config.num_envs == 1).notes:
+            progress.say(f"note: {note}")
 
 
-def read_config(directory: Path, make: Make | None = None) -> tuple[Config, dict[str, Any]]:
-    """A run's settings and what config.json says around them; nothing in it is believed unchecked."""
+def require_named(directory: Path, config: Config, env: str, make: Make | None) -> None:
+    """Raise unless the user names their own code again: it is never imported because a file says so."""
+    own = tasks.find(config.task, config.backend, make if ":" in config.task else None).own
+    if (env and env != config.task) or (make is not None and not own):
+        other = env or tasks.name_of(make) if make else env
+        raise UsageError(f"{directory} was trained in {config.task}, not in {other}; name that, or train again")
+    if own and not env and make is None:
+        raise UsageError(tasks.ask_for_name(directory, config.task))
+
+
+def reached(done: dict[str, Any], job: Job) -> bool:
+    """Return whether every seed that can still learn has taken the requested steps."""
+    alive = [steps for seed, steps in zip(job.seeds, done["steps"], strict=True) if str(seed) not in done["frozen"]]
+    return all(steps >= job.config.steps for steps in alive)
+
+
+def read_job(
+    directory: Path, make: Make | None = None, callbacks: Sequence[Callback] = ()
+) -> tuple[Job, dict[str, Any]]:
+    """Return the job of a run directory and what config.json says around its settings, all of it checked."""
     try:
         about = files.parse_json(files.read(directory, "config.json", files.JSON_LIMIT), "config.json")
         threads = about["runtime"]["PJRT_NPROC"]
         if not isinstance(threads, str) or not re.fullmatch(r"[0-9]{0,4}", threads):
             raise UsageError(f"PJRT_NPROC = {str(threads)[:80]!r} must be a number of threads")
-        return config_of(about["config"], make), about
+        return resolve(config_of(about["config"]), make, callbacks), about
     except (UsageError, FileError, KeyError, TypeError) as error:
         raise FileError(f"{directory}: config.json cannot be used: {error}") from error
 
 
-def finished(directory: Path) -> dict[str, Any] | None:
-    """What DONE says, if the run ended."""
+def read_done(directory: Path) -> dict[str, Any] | None:
+    """Return the content of DONE, or None if the run has not ended."""
     if not (directory / "DONE").exists():
         return None
     done = files.parse_json(files.read(directory, "DONE", files.JSON_LIMIT), "DONE")
     steps, frozen = done.get("steps"), done.get("frozen")
-    plain = type(done.get("complete")) is bool and isinstance(steps, list) and isinstance(frozen, dict)
-    if not plain or not all(type(count) is int for count in done["steps"]):
+    well_formed = type(done.get("complete")) is bool and isinstance(steps, list) and isinstance(frozen, dict)
+    if not well_formed or not all(type(count) is int for count in done["steps"]):
         raise FileError(f"{directory}: DONE cannot be used: it lacks complete, steps or frozen; remove it to resume")
     return done
-
-
-def open_null() -> Any:
-    """A stream nobody reads."""
-    import io
-
-    return io.StringIO()

@@ -8,18 +8,15 @@ import difflib
 import math
 import typing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpi.core.plan import ALGORITHMS, TRUST, Plan, plan
-from gpi.envs import tasks
+from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
+from gpi.envs import dmc
 from gpi.errors import UsageError
-
-if TYPE_CHECKING:  # settings must not start Gymnasium
-    from gpi.envs.gym import Make
 
 
 def setting(default: Any, help: str) -> Any:
-    """A field of Config with the sentence that explains it in `--help`."""
+    """Return a field of Config with the sentence that explains it in `--help`."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
@@ -40,10 +37,10 @@ class Config:
     eps: float = setting(0.2, "trust region in TV distance, eq (2)")
     num_envs: int = setting(1, "environments per agent; they share the n samples")
     backend: str = setting(
-        "auto", "envpool, gymnasium (in this process) or processes (workers); auto: EnvPool if it can"
+        "auto", "envpool, gymnasium (in this process) or processes (workers); auto: EnvPool if it has the task"
     )
     reset_each_batch: bool | None = setting(
-        None, "start every batch with a reset, as the paper does; unless set: on DeepMind Control only"
+        None, "start every batch with a reset, as the paper does; by default on DeepMind Control only"
     )
     gamma: float = setting(0.995, "discount")
     gae_lambda: float = setting(0.97, "lambda of GAE and V-trace")
@@ -59,24 +56,20 @@ class Config:
     threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core")
     checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from")
 
+    @property
+    def short_task(self) -> str:
+        """The task without the prefix of DeepMind Control."""
+        return dmc.short_name(self.task)
 
-def resolved(config: Config, make: Make | None = None) -> Config:
-    """The settings of a run with everything decided; bad ones are refused: one line with value, rule and remedy."""
+
+def checked_types(config: Config) -> Config:
+    """Return the settings converted to their types; 1e6 and NumPy's numbers are accepted as numbers."""
     kinds = typing.get_type_hints(Config)
-    config = Config(**{name: plain(name, getattr(config, name), kind) for name, kind in kinds.items()})
-    require(
-        config, "backend", config.backend in tasks.BACKENDS, f"must be one of {', '.join(tasks.BACKENDS)}", "use auto"
-    )
-    task = tasks.find(config.task, config.backend, make)
-    if config.reset_each_batch is None:
-        config = dataclasses.replace(config, reset_each_batch=task.horizon is not None)
-    validate(config)
-    validate_batch(config, task.horizon)
-    return config
+    return Config(**{name: checked_type(name, getattr(config, name), kind) for name, kind in kinds.items()})
 
 
 def validate(config: Config) -> None:
-    """Refuse bad settings, whatever the task."""
+    """Raise if a setting breaks its rule, whatever the task."""
     if config.algorithm not in ALGORITHMS:
         nearest = difflib.get_close_matches(config.algorithm, ALGORITHMS, n=1, cutoff=0.0)[0]
         raise UsageError(
@@ -94,7 +87,7 @@ def validate(config: Config) -> None:
         require(
             config, name, 0.0 < getattr(config, name) < math.inf, "must be positive", "leave it out for the default"
         )
-    require(config, "trust", config.trust in TRUST, f"must be one of {', '.join(TRUST)}", "use paper")
+    require(config, "trust", config.trust in TRUST_MODES, f"must be one of {', '.join(TRUST_MODES)}", "use paper")
     for name in ("threads", "freeze_normaliser"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
@@ -102,7 +95,7 @@ def validate(config: Config) -> None:
 
 
 def validate_batch(config: Config, horizon: int | None) -> None:
-    """A batch must divide among the environments, hold whole episodes if each starts anew, and fill minibatches."""
+    """Raise unless a batch divides among the environments, holds whole episodes and fills the minibatches."""
     if config.n % config.num_envs:
         more = -(-config.n // config.num_envs) * config.num_envs
         raise UsageError(f"n = {config.n} does not divide among {config.num_envs} environments; use --n {more}")
@@ -118,27 +111,26 @@ def validate_batch(config: Config, horizon: int | None) -> None:
 
 
 def plan_of(config: Config) -> Plan:
-    """The plan of a run: mixture, samples per iteration, one-step trust region."""
+    """Return the plan of a run: mixture, samples per iteration, one-step trust region."""
     return plan(config.algorithm, config.B, config.n, config.eps, config.kappa)
 
 
 def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> None:
-    """Raise the one-line error of a setting that breaks its rule."""
+    """Raise UsageError, in one line, unless the rule of a setting holds."""
     if not holds:
         raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")
 
 
-def config_of(saved: Any, make: Make | None = None) -> Config:
-    """The settings of a run directory, believed only as far as they are settings; otherwise a line that says why."""
+def config_of(saved: Any) -> Config:
+    """Return the settings of a run directory, checked one by one; a setting that an old file lacks has its default."""
     kinds = typing.get_type_hints(Config)
     if not isinstance(saved, dict) or saved.keys() - kinds.keys() or "task" not in saved:
         raise UsageError(f"settings must be some of {', '.join(kinds)}, found {str(saved)[:80]!r}")
-    values = {name: believed(name, value, kinds[name]) for name, value in saved.items()}
-    return resolved(Config(**values), make)
+    return checked_types(Config(**saved))
 
 
-def plain(name: str, value: Any, kind: Any) -> Any:
-    """A setting as Python gave it, in the type that it has: 1e6 and NumPy's numbers are numbers too."""
+def checked_type(name: str, value: Any, kind: Any) -> Any:
+    """Return one setting converted to its type; raise UsageError if that is impossible."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if kind in (int, float) and type(value) not in (str, bool):
             number = kind(value)
@@ -150,17 +142,3 @@ def plain(name: str, value: Any, kind: Any) -> Any:
             return value
     rule = getattr(kind, "__name__", str(kind))
     raise UsageError(f"{name} = {str(value)[:80]!r} must be {rule}; see gpi.Config")
-
-
-def believed(name: str, value: Any, kind: Any) -> Any:
-    """One setting of the type it must have."""
-    if kind == tuple[int, ...]:
-        if isinstance(value, list) and all(type(units) is int for units in value):
-            return tuple(value)
-    elif kind == bool | None:
-        if value is None or type(value) is bool:
-            return value
-    elif type(value) is kind or (kind is float and type(value) is int):
-        return kind(value)
-    rule = getattr(kind, "__name__", str(kind))
-    raise UsageError(f"{name} = {str(value)[:80]!r} must be {rule}; restore the file")

@@ -1,0 +1,158 @@
+"""Algorithm 2 for one agent: `iteration`, and its two wrappers, an audit of the update and a guard against NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from gpi.core import faults, objectives
+from gpi.core.advantage import vtrace
+from gpi.core.agent import Agent, Hyper, Metrics, Static
+from gpi.core.audit import Audit, audit, normaliser_tv
+from gpi.core.critic import Critic
+from gpi.core.normaliser import Normaliser, normalise, scaling_of, update
+from gpi.core.policy import Theta, log_pi
+from gpi.core.rules import improve
+from gpi.core.sample import Buffer, Rollout, Sample, push, weights
+from gpi.core.solvers import Tree
+
+Values = tuple[Float[Array, "M T E"], Float[Array, "M T E"]]  # V(s) and V(s')
+COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
+
+
+class State(NamedTuple):
+    """Everything an agent carries from one iteration to the next."""
+
+    agent: Agent
+    buffer: Buffer
+    normaliser: Normaliser
+    key: PRNGKeyArray  # the member's own; an iteration's randomness is folded in from its number
+    fault: Int[Array, ""]  # 0 or 1 + the stage of `faults.STAGES` at which the agent was frozen
+
+
+class Trace(NamedTuple):
+    """Intermediate results of one iteration, for its audit and its guard."""
+
+    values: Values
+    sample: Sample
+    metrics: Metrics
+    gradient_finite: Bool[Array, ""]
+
+
+Iterate = Callable[[State, Rollout, Hyper, Int[Array, ""], Static], tuple[State, Trace]]
+Audited = Callable[[State, Rollout, Hyper, Int[Array, ""], Static], tuple[State, Trace, Audit]]
+Learn = Callable[[State, Rollout, Hyper, Int[Array, ""], Static], tuple[State, Metrics, Audit]]
+
+
+def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], static: Static) -> tuple[State, Trace]:
+    """Algorithm 2, lines 4 and 5: reuse the samples of the last M policies for one policy improvement.
+
+    `raw` is line 3, the n samples that pi_k has just collected; `batch` is their number, warm-up included.
+    """
+    theta_k, phi = state.agent.policy.params, state.agent.value.params
+    rollout = normalise(state.normaliser, raw)
+    buffer = push(state.buffer, rollout, log_probs(theta_k, rollout))  # pi_{k-i} moves to slot i
+    values = read_values(phi, buffer)
+    sample = estimate(theta_k, values, buffer, hyper)  # A^{pi_k} by V-trace, weights from nu
+    key = key_for(state.key, batch, LEARNING)
+    agent, metrics, finite = improve(state.agent, sample, key, hyper, static)  # by PPO, TRPO or VMPO
+    normaliser = update(state.normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
+    return State(agent, buffer, normaliser, state.key, state.fault), Trace(values, sample, metrics, finite)
+
+
+def read_values(phi: Critic, buffer: Buffer) -> Values:
+    """Return V(s) and V(s') on the data of all prior policies."""
+    shape = buffer.logp_i.shape
+    v, v_next = (phi.value(x.reshape(-1, x.shape[-1])) for x in (buffer.rollout.obs, buffer.rollout.next_obs))
+    return v.reshape(shape), v_next.reshape(shape)
+
+
+def prior_ratio(theta_k: Theta, obs: Array, action: Array, logp_i: Float[Array, " S"]) -> Float[Array, " S"]:
+    """Return rho = pi_k / pi_{k-i} on the samples of the prior policies."""
+    return objectives.ratio_to(log_pi(theta_k, obs, action), logp_i)
+
+
+def estimate(theta_k: Theta, values: Values, buffer: Buffer, hyper: Hyper) -> Sample:
+    """Algorithm 2, line 4: A^{pi_k} on the data of all prior policies, with the weights of nu."""
+    rollout = buffer.rollout
+    shape = rollout.reward.shape  # [M, T, E]
+
+    def flat(x: Array) -> Array:
+        return x.reshape(-1, *x.shape[3:])
+
+    obs, action, logp_i = flat(rollout.obs), flat(rollout.action), flat(buffer.logp_i)
+    rho = prior_ratio(theta_k, obs, action, logp_i)
+    trace = jax.vmap(vtrace, in_axes=(0, 0, 0, 0, None, None))
+    adv, target = trace(rollout, *values, rho.reshape(shape), hyper.gamma, hyper.gae_lambda)
+    weight = flat(weights(hyper.nu, buffer.policies, rollout.valid))
+    return Sample(obs, action, logp_i, rho, flat(adv), flat(target), weight)
+
+
+def log_probs(theta: Theta, rollout: Rollout) -> Float[Array, "T E"]:
+    """Return log pi(a|s) of a rollout's actions."""
+    obs = rollout.obs.reshape(-1, rollout.obs.shape[-1])
+    action = rollout.action.reshape(-1, *rollout.action.shape[2:])
+    return log_pi(theta, obs, action).reshape(rollout.reward.shape)
+
+
+def key_for(key: PRNGKeyArray, batch: Int[Array, ""], use: int) -> PRNGKeyArray:
+    """Return the key of one use in one iteration."""
+    return jax.random.fold_in(jax.random.fold_in(key, batch), use)
+
+
+def audited(iterate: Iterate) -> Audited:
+    """Wrap an iteration so that it also measures every bound of the theory on its update."""
+
+    def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Trace, Audit]:
+        new, trace = iterate(state, raw, hyper, batch, static)
+        theta_k, theta = state.agent.policy.params, new.agent.policy.params
+        moved = normaliser_tv(theta, raw, new.buffer, state.normaliser, new.normaliser)
+        scale = scaling_of(state.normaliser.returns).scale
+        report = audit(theta_k, theta, trace.sample, trace.metrics, hyper, scale)
+        return new, trace, report._replace(normaliser_tv=moved)
+
+    return step
+
+
+def guarded(iterate: Audited) -> Learn:
+    """Wrap an iteration so that an agent that met NaN or infinity stays at its last good state from then on."""
+
+    def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Metrics, Audit]:
+        new, (values, sample, metrics, gradient_finite), report = iterate(state, raw, hyper, batch, static)
+        fault = faults.first_fault({
+            "observation": faults.finite((raw.obs, raw.next_obs)),
+            "reward": faults.finite(raw.reward),
+            "value": faults.finite(values),
+            "ratio": faults.finite(sample.rho),
+            "advantage": faults.finite((sample.adv, sample.target)),
+            "gradient": faults.finite(new.agent) & gradient_finite,
+            "normaliser": faults.finite(new.normaliser),
+        })  # fmt: skip
+        return keep_good(state, new, fault), metrics, report
+
+    return step
+
+
+def keep_good(old: State, new: State, fault: Int[Array, ""]) -> State:
+    """Return the new state; after the first fault, the last good state from then on."""
+    fault = jnp.where(old.fault == faults.NONE, fault, old.fault)
+
+    def keep(new: Tree, old: Tree) -> Tree:
+        return jax.tree.map(lambda new, old: jnp.where(fault == faults.NONE, new, old), new, old)
+
+    agent, buffer = keep(new.agent, old.agent), keep(new.buffer, old.buffer)
+    return State(agent, buffer, keep(new.normaliser, old.normaliser), old.key, fault)
+
+
+def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
+    """Start the normaliser with a batch of the initial policy: the warm-up."""
+    new = state._replace(normaliser=update(state.normaliser, raw, hyper.gamma, jnp.bool_(False)))
+    sound = {"observation": faults.finite((raw.obs, raw.next_obs)), "reward": faults.finite(raw.reward)}
+    return keep_good(state, new, faults.first_fault(sound))
+
+
+learn = guarded(audited(iteration))

@@ -1,0 +1,45 @@
+"""Dense networks with tanh between their layers, of which policies and critics are made."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+class Layer(NamedTuple):
+    """One dense layer."""
+
+    kernel: Float[Array, "... _ _"]
+    bias: Float[Array, "... _"]
+
+
+Net = tuple[Layer, ...]  # tanh between layers, none after the last
+
+
+def init_net(rng: np.random.Generator, sizes: tuple[int, ...], last_gain: float) -> Net:
+    """Return a network with orthogonal kernels of gain sqrt 2 (`last_gain` in the last layer) and zero biases.
+
+    In NumPy: compiling a QR decomposition would cost every run three seconds.
+    """
+    gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [last_gain]
+
+    def orthogonal(rows: int, columns: int) -> np.ndarray:
+        q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
+        q = q * np.sign(np.diag(r))[None]  # uniform over orthogonal matrices
+        return q if rows >= columns else q.T
+
+    return tuple(
+        Layer(jnp.asarray(gain * orthogonal(m, n), jnp.float32), jnp.zeros(n, jnp.float32))
+        for gain, m, n in zip(gains, sizes[:-1], sizes[1:], strict=True)
+    )
+
+
+def forward(net: Net, x: Float[Array, "S I"]) -> Float[Array, "S O"]:
+    """Return the output of a tanh network for every row."""
+    for layer in net[:-1]:
+        x = jnp.tanh(x @ layer.kernel + layer.bias[None])
+    return x @ net[-1].kernel + net[-1].bias[None]

@@ -1,0 +1,60 @@
+"""How strictly an update keeps its trust region: the budget of its step, and a test that any rule's step must pass.
+
+To add a mode: an entry of `TRUST`, and its name in `plan.TRUST_MODES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from gpi.core import objectives
+from gpi.core.agent import Hyper
+from gpi.core.policy import Theta, log_pi
+from gpi.core.sample import Sample, mean
+
+Test = Callable[[Theta], Bool[Array, ""]]
+MARGIN = 1e-5  # relative, of strict bounds: measuring them again, rounded otherwise, must agree
+
+
+class Trust(NamedTuple):
+    """How strictly an update keeps its trust region."""
+
+    budget: Callable[[Sample, Hyper], Float[Array, ""]]  # the one-step trust region
+    test: Callable[[Theta, Sample, Hyper], Test] | None = None  # that a policy must pass, whatever the rule
+    kl_slack: float | None = None  # instead of the setting: the multiple of delta up to which KL is accepted
+
+
+def fixed_budget(s: Sample, hyper: Hyper) -> Float[Array, ""]:
+    """Return the one-step trust region eps_gpi of eq (10)."""
+    return hyper.eps_gpi
+
+
+def remaining_budget(s: Sample, hyper: Hyper) -> Float[Array, ""]:
+    """Return what eq (8) leaves of eps: less twice the measured TV between pi_k and the prior policies; at least 0."""
+    return jnp.maximum(hyper.eps - mean(jnp.abs(s.rho - 1.0), s.weight), 0.0)
+
+
+def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Test:
+    """Return the test of eq (11) as measured, and of a surrogate of eq (7) that is no worse than pi_k's.
+
+    Together they are what the worst-case decline of eq (3) rests on.
+    """
+    start = objectives.surrogate(log_pi(theta_k, s.obs, s.action), s)
+
+    def holds(theta: Theta) -> Bool[Array, ""]:
+        logp = log_pi(theta, s.obs, s.action)
+        inside = objectives.penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
+        return inside & (objectives.surrogate(logp, s) >= start)
+
+    return holds
+
+
+TRUST: dict[str, Trust] = {
+    "paper": Trust(fixed_budget),
+    "adaptive": Trust(remaining_budget),
+    "strict": Trust(fixed_budget, keeps_guarantee, kl_slack=1.0 - MARGIN),
+}

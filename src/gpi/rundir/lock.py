@@ -1,0 +1,92 @@
+"""The lock of a run directory: one process writes to it at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gpi import files
+from gpi.errors import LockedError, UsageError
+
+LOCK = "run.lock"
+
+
+@contextmanager
+def claim(directory: Path) -> Iterator[None]:
+    """Make and lock a new run directory; refuse one that holds other files, and remove it if the start fails."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--out {directory} cannot be made: {error.strerror}; name a directory you may write to"
+        ) from error
+    refuse_foreign(directory, {path.name for path in directory.iterdir()})  # before anything is added to it
+    with hold(directory):
+        names = {path.name for path in directory.iterdir() if not files.LEFTOVER.fullmatch(path.name)}
+        refuse_foreign(directory, names - {LOCK})
+        try:
+            yield
+        finally:
+            if not (directory / "config.json").exists():  # the run did not start, so nothing is left behind
+                (directory / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):
+                    directory.rmdir()
+
+
+def refuse_foreign(directory: Path, names: set[str]) -> None:
+    """Raise if a directory holds other files; one with a lock is left to `hold`, which names its holder."""
+    if names and LOCK not in names:
+        raise UsageError(
+            f"--out {directory} holds another run or other files; name a new directory, or remove that one"
+        )
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Lock a run directory so that no other process writes to it; the kernel unlocks it when the process dies."""
+    path = directory / LOCK
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be opened: {error.strerror}; name a directory you may write to") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if same_file(fd, path):  # or another process removed it between our opening and locking it
+                break
+        except BlockingIOError:
+            holder = holder_of(fd)
+            os.close(fd)
+            raise LockedError(f"{directory} is in use by {holder}; wait until it ends, or stop it") from None
+        os.close(fd)
+    try:
+        with suppress(OSError):  # the name of the holder is a courtesy: a full disk must not prevent locking
+            os.ftruncate(fd, 0)
+            os.write(fd, f"process {os.getpid()} on {platform.node()}\n".encode())
+        yield
+    finally:
+        with suppress(OSError):
+            os.ftruncate(fd, 0)
+        os.close(fd)
+
+
+def holder_of(fd: int) -> str:
+    """Return the process that holds a lock, after giving it a moment to write its name."""
+    for _ in range(20):
+        if name := os.pread(fd, 200, 0).decode(errors="replace").strip():
+            return name
+        time.sleep(0.05)
+    return "another process"
+
+
+def same_file(fd: int, path: Path) -> bool:
+    """Return whether a path still names an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

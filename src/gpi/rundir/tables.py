@@ -1,0 +1,213 @@
+"""The tables of a run directory: the measurements of every iteration, as CSV files that people can open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from gpi.envs.episodes import EpisodeCounter
+from gpi.errors import DiskError, FileError
+from gpi.failpoints import failpoint
+
+if TYPE_CHECKING:  # reading a run must not start JAX
+    from gpi.training.job import Job
+    from gpi.training.trainer import Iteration
+
+EPISODES = ("seed", "steps", "return", "length")
+METRICS = (
+    "seed", "iteration", "steps", "episode_return", "tv", "penalty", "kl", "eps_gpi", "lr", "entropy", "value_loss",
+    "ess", "improvement", "fraction", "adv_std", "degenerate_batch",
+)  # fmt: skip
+AUDIT = (
+    "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held", "kl",
+    "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "c_estimate", "worst_case_decline",
+    "normaliser_tv", "fraction", "budget_exhausted",
+)  # fmt: skip
+TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
+RECENT_EPISODES = 10  # per seed, averaged into the return that is shown
+
+
+def cell(x: Any) -> str:
+    """Return a number as text, with the nine digits that hold every float32; empty for None and NaN."""
+    if x is None or x != x:
+        return ""
+    return str(int(x)) if isinstance(x, int | np.integer | np.bool_) else f"{float(x):.9g}"
+
+
+class Table:
+    """A CSV file that grows by rows; rows that a full disk refuses are kept in memory and written later."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], size: int | None = None):
+        """Start the file with its header, or cut it back to a size it once had and continue from there."""
+        self.path, self.pending, self.size = path, b"", size or 0
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.fd = os.open(path, flags | (os.O_CREAT | os.O_TRUNC if size is None else 0), 0o600)
+        except OSError as error:
+            raise FileError(f"{path} cannot be opened: {error.strerror}; restore it, or train again") from error
+        if size is None:
+            self.add([columns])
+            return
+        found = os.fstat(self.fd).st_size
+        if found < size:
+            os.close(self.fd)
+            raise FileError(f"{path} was cut short (expected at least {size} bytes, found {found}); restore it")
+        os.ftruncate(self.fd, size)
+        os.lseek(self.fd, size, os.SEEK_SET)
+
+    def add(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Append rows."""
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(
+            [[x if isinstance(x, str) else cell(x) for x in row] for row in rows]
+        )
+        self.pending += text.getvalue().encode()
+        with suppress(OSError):
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        while self.pending:
+            failpoint("table.before_write")
+            written = os.write(self.fd, self.pending)
+            self.pending, self.size = self.pending[written:], self.size + written
+
+    def sync(self) -> int:
+        """Wait until the disk has everything; return the size of the file."""
+        try:
+            self.flush()
+            failpoint("table.before_fsync")
+            os.fsync(self.fd)
+        except OSError as error:
+            raise DiskError(f"{self.path} cannot be written: {error.strerror}; free disk space") from error
+        return self.size
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+class Fault(TypedDict):
+    """When and where a seed was frozen."""
+
+    iteration: int
+    stage: str
+
+
+Row = dict[str, Any]  # one seed's numbers of one iteration, by column
+
+
+class RunTables:
+    """The tables of a run, and the totals that progress and the end of the run need."""
+
+    def __init__(self, directory: Path, job: Job, saved: dict[str, Any] | None = None):
+        """Open the tables of a new run, or cut those of an interrupted one back to its checkpoint."""
+        self.job, config = job, job.config
+        ages = tuple(f"tv_age_{i}" for i in range(len(job.plan.nu)))
+        columns = {"metrics": METRICS, "audit": AUDIT + ages, "episodes": EPISODES, "timing": TIMING}
+        sizes = saved["tables"] if saved else dict.fromkeys(columns)
+        self.tables = {name: Table(directory / f"{name}.csv", columns[name], sizes[name]) for name in columns}
+        self.episodes = EpisodeCounter(config.seeds, config.num_envs)
+        self.steps = np.zeros(config.seeds, np.int64)
+        self.recent = [deque(maxlen=RECENT_EPISODES) for _ in job.seeds]
+        self.frozen: dict[str, Fault] = {}  # by seed
+        seconds = 0.0
+        if saved:
+            self.steps = np.array(saved["steps"], np.int64)
+            self.episodes.total, self.episodes.length = np.array(saved["total"]), np.array(saved["length"], np.int64)
+            self.recent = [deque(returns, maxlen=RECENT_EPISODES) for returns in saved["recent"]]
+            self.frozen, seconds = saved["frozen"], saved["seconds"]
+        self.start = time.perf_counter() - seconds
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that a checkpoint needs to continue the tables without losing or repeating a row."""
+        return {
+            "tables": {name: table.sync() for name, table in self.tables.items()},
+            "steps": self.steps.tolist(),
+            "total": self.episodes.total.tolist(), "length": self.episodes.length.tolist(),
+            "recent": [list(returns) for returns in self.recent], "frozen": self.frozen,
+            "seconds": time.perf_counter() - self.start,
+        }  # fmt: skip
+
+    def add(self, it: Iteration) -> dict[str, np.ndarray]:
+        """Write one iteration's rows, none for a frozen seed; return the metrics, `[seeds]`."""
+        frozen = self._freeze(it)
+        alive = [(p, seed) for p, seed in enumerate(self.job.seeds) if not frozen[p]]
+        if self.job.config.reset_each_batch:
+            self.episodes.forget()
+        ended = self.episodes.add_batch(it.raw, frozen)
+        before = self.steps
+        self.steps = before + np.where(frozen, 0, it.raw.valid.sum(axis=(1, 2)))
+        self.tables["episodes"].add(
+            (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length in ended[p]
+        )
+        rows = {p: self._row(it, p, seed, [total for _, total, _ in ended[p]]) for p, seed in alive}
+        self.tables["metrics"].add([row[name] for name in METRICS] for row in rows.values())
+        self.tables["audit"].add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows.values())
+        seconds = time.perf_counter() - self.start
+        self.tables["timing"].add([(it.number, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
+        return self._measured(rows)
+
+    def _freeze(self, it: Iteration) -> np.ndarray:
+        """Note which seeds are frozen, since when, and why; return them as a mask `[seeds]`."""
+        from gpi.core.faults import NONE, STAGES  # it imports JAX, which must wait for `devices.prepare`
+
+        frozen = np.asarray(it.fault) != NONE
+        for p, seed in enumerate(self.job.seeds):
+            if frozen[p] and str(seed) not in self.frozen:
+                self.frozen[str(seed)] = {"iteration": it.number, "stage": STAGES[int(it.fault[p]) - 1]}
+        return frozen
+
+    def _row(self, it: Iteration, p: int, seed: int, returns: list[float]) -> Row:
+        """Return one seed's numbers of an iteration, by column."""
+        self.recent[p].extend(returns)
+        row = {name: value[p] for name, value in (it.audit._asdict() | it.metrics._asdict()).items()}
+        row |= {"seed": seed, "iteration": it.number, "steps": self.steps[p]}
+        return row | {"episode_return": np.mean(returns) if returns else None}
+
+    def _measured(self, rows: dict[int, Row]) -> dict[str, np.ndarray]:
+        """Return the metrics of all seeds; NaN for a frozen one."""
+        names = [name for name in METRICS if name not in ("seed", "iteration", "steps")]
+        measured = {name: np.full(len(self.job.seeds), np.nan) for name in names}
+        for p, row in rows.items():
+            for name, column in measured.items():
+                column[p] = np.nan if row[name] is None else row[name]
+        return measured
+
+    def returns(self) -> np.ndarray:
+        """Return the mean of each seed's recent episodes; NaN before the first."""
+        return np.array([np.mean(recent) if recent else np.nan for recent in self.recent])
+
+    def close(self) -> None:
+        """Close the tables."""
+        for table in self.tables.values():
+            table.close()
+
+    def slowest(self) -> int:
+        """Return the steps that decide the end: of the slowest seed that can learn, or of the fastest if none can."""
+        alive = [
+            int(steps) for seed, steps in zip(self.job.seeds, self.steps, strict=True) if str(seed) not in self.frozen
+        ]
+        return min(alive) if alive else int(self.steps.max())
+
+    def all_frozen(self) -> bool:
+        """Return whether every seed is frozen."""
+        return len(self.frozen) == len(self.job.seeds)
+
+    def faults(self) -> str:
+        """Describe which seeds are frozen, since when, and why."""
+        return ", ".join(
+            f"seed {seed} at iteration {fault['iteration']} ({fault['stage']} not finite)"
+            for seed, fault in self.frozen.items()
+        )

@@ -1,0 +1,58 @@
+"""A job: everything about a run that is decided before it starts, resolved once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpi.config import Config, checked_types, plan_of, require, validate, validate_batch
+from gpi.core.plan import Plan
+from gpi.envs import dmc, tasks
+from gpi.envs.seeds import env_seeds
+from gpi.envs.tasks import Task
+
+if TYPE_CHECKING:  # deciding what to run must start neither JAX nor an environment
+    from gpi.callbacks import Callback
+    from gpi.envs.importing import Make
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run with everything decided, as all later steps take it."""
+
+    config: Config
+    task: Task
+    plan: Plan
+    seeds: range
+    make: Make | None = None
+    """Makes the user's own environments; it is never in the run directory."""
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def warm_up_batches(self) -> int:
+        """Batches that only start the normalisers: B of n samples, or one of B n on-policy."""
+        return self.config.B * self.config.n // self.plan.steps
+
+    @property
+    def env_seeds(self) -> list[int]:
+        """The environment seeds of all members, in the order of the pool."""
+        name = self.config.short_task
+        task = dmc.TASKS[name].id if name in dmc.TASKS else self.config.task
+        algorithm, num_envs = self.config.algorithm, self.config.num_envs
+        return [number for seed in self.seeds for number in env_seeds(task, algorithm, seed, num_envs)]
+
+
+def resolve(config: Config, make: Make | None = None, callbacks: Sequence[Callback] = ()) -> Job:
+    """Decide everything about a run; raise UsageError for a bad setting, in one line with value, rule and remedy."""
+    config = checked_types(config)
+    rule = f"must be one of {', '.join(tasks.BACKENDS)}"
+    require(config, "backend", config.backend in tasks.BACKENDS, rule, "use auto")
+    task = tasks.find(config.task, config.backend, make)
+    if config.reset_each_batch is None:
+        config = dataclasses.replace(config, reset_each_batch=task.horizon is not None)
+    validate(config)
+    validate_batch(config, task.horizon)
+    seeds = range(config.seed, config.seed + config.seeds)
+    return Job(config, task, plan_of(config), seeds, make, callbacks)

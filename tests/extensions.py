@@ -1,0 +1,92 @@
+"""Extensions of gpi that need no change in it: a distribution, a rule, a mixture plan, a critic."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from gpi.core import objectives
+from gpi.core.agent import Agent, Hyper, Static
+from gpi.core.gaussian import GaussianTheta
+from gpi.core.network import forward
+from gpi.core.plan import Plan
+from gpi.core.policy import Theta, log_pi
+from gpi.core.rules import Proposal, fit_value, standardised
+from gpi.core.sample import Sample
+from gpi.core.solvers import Direction, adam_step, gradient
+from gpi.theory.mixture import uniform_mixture
+
+
+class Laplace(NamedTuple):
+    """A distribution: independent Laplace distributions with a common scale."""
+
+    mean: Array
+    log_scale: Array
+
+    def act(self, noise: Array) -> Array:
+        return self.mean + jnp.exp(self.log_scale)[None] * noise
+
+    def mode(self) -> Array:
+        return self.mean
+
+    def log_prob(self, action: Array) -> Array:
+        z = jnp.abs(action - self.mean) * jnp.exp(-self.log_scale)[None]
+        return -jnp.sum(z + self.log_scale[None] + jnp.log(2.0), axis=-1)
+
+    def entropy(self) -> Array:
+        return jnp.broadcast_to(jnp.sum(1.0 + self.log_scale + jnp.log(2.0)), self.mean.shape[:1])
+
+    def kl(self, other: Laplace) -> Array:
+        gap = (other.log_scale - self.log_scale)[None]
+        z = jnp.abs(self.mean - other.mean)
+        inside = jnp.exp(-gap) * jnp.exp(-z * jnp.exp(-self.log_scale)[None])
+        return jnp.sum(gap - 1.0 + z * jnp.exp(-other.log_scale)[None] + inside, axis=-1)
+
+
+class LaplaceTheta(GaussianTheta):
+    """The same parameters, and the same most likely action, as a Gaussian policy."""
+
+    def distribution(self, obs: Array) -> Laplace:  # type: ignore[override]
+        return Laplace(forward(self.net, obs), self.log_std)
+
+    @staticmethod
+    def draw_noise(key: Array, shape: tuple[int, ...]) -> Array:
+        return jax.random.laplace(key, shape, jnp.float32)
+
+
+def plain_gradient(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> Proposal:
+    """A rule: one step up the surrogate, unclipped, and one step of the value fit."""
+    batch = standardised(s)
+
+    def surrogate(theta: Theta) -> Array:
+        return objectives.surrogate(log_pi(theta, s.obs, s.action), batch)
+
+    policy = adam_step(agent.policy, gradient(surrogate, agent.policy.params), agent.lr)
+    new = agent._replace(policy=policy, value=fit_value(agent.value, s, hyper))
+    step = ravel_pytree(policy.params)[0] - ravel_pytree(agent.policy.params)[0]
+    return Proposal(new, Direction(step, jnp.bool_(True), jnp.bool_(True)), None)
+
+
+def uniform(B: int, n: int, eps: float, kappa: float) -> Plan:
+    """A mixture plan: the last M policies have equal weights."""
+    best = uniform_mixture(B, kappa, eps, n)
+    return Plan(best.nu, n, best.eps_gpi)
+
+
+class LinearCritic(NamedTuple):
+    """A critic: linear in the observation."""
+
+    kernel: Array
+    bias: Array
+
+    @classmethod
+    def init(cls, rng: np.random.Generator, observation_size: int, hidden: tuple[int, ...]) -> LinearCritic:
+        return cls(jnp.zeros(observation_size, jnp.float32), jnp.zeros((), jnp.float32))
+
+    def value(self, obs: Array) -> Array:
+        return obs @ self.kernel + self.bias

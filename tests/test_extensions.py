@@ -1,0 +1,66 @@
+"""A distribution, a rule, a mixture plan and a critic are each one class or function, and one line in a table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, uniform
+
+import gpi
+from gpi.core.critic import CRITICS
+from gpi.core.plan import ALGORITHMS, PLANS, Algorithm
+from gpi.core.policy import POLICIES
+from gpi.core.rules import RULES, Rule
+
+TINY: dict[str, Any] = {"seeds": 2, "n": 64, "hidden": (8,), "epochs": 1, "minibatches": 4, "steps": 256}
+
+
+def trained(algorithm: str, tmp_path: Path, task: str = "Pendulum-v1", **settings: Any) -> gpi.Run:
+    """Return a short run that was finished, resumed, and left policies that act."""
+    run = gpi.train(algorithm, task, out=tmp_path / "run", quiet=True, **TINY | settings)
+    gpi.resume(run, steps=384, quiet=True)
+    done = json.loads((run.dir / "DONE").read_text())
+    assert done["complete"] and done["exact"] and min(done["steps"]) >= 384
+    obs = np.zeros(run.policy(0).obs_mean.shape)
+    assert np.isfinite(run.policy(0)(obs)).all()
+    return run
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_a_distribution_from_outside(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(POLICIES, "continuous", LaplaceTheta)
+    run = trained("getrpo", tmp_path, backend=backend, trust="strict")
+    assert gpi.audit(run).penalty_violations == 0
+
+
+def test_the_distribution_from_outside_is_a_distribution():
+    p, q = (Laplace(jnp.array([[mean]]), jnp.array([scale])) for mean, scale in ((0.3, -0.2), (0.1, 0.4)))
+    x = jnp.linspace(-40.0, 40.0, 400_001)
+    logs = [jax.jit(jax.vmap(lambda a, d=d: d.log_prob(a[None, None])[0]))(x) for d in (p, q)]
+    logp, logq = (np.asarray(log, np.float64) for log in logs)
+    assert np.trapezoid(np.exp(logp), x) == pytest.approx(1.0, abs=1e-3)
+    assert np.trapezoid(np.exp(logp) * (logp - logq), x) == pytest.approx(float(p.kl(q)[0]), abs=1e-3)
+
+
+def test_a_rule_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(RULES, "plain", Rule(plain_gradient))
+    monkeypatch.setitem(ALGORITHMS, "plain", Algorithm("plain", "reuse"))
+    run = trained("plain", tmp_path, trust="strict")
+    assert gpi.audit(run).penalty_violations == 0, "trust is a test that any rule takes"
+
+
+def test_a_mixture_plan_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(PLANS, "uniform", uniform)
+    monkeypatch.setitem(ALGORITHMS, "uniform", Algorithm("ppo", "uniform"))
+    run = trained("uniform", tmp_path, kappa=1.0)
+    assert json.loads((run.dir / "config.json").read_text())["plan"]["nu"] == [1 / 3] * 3
+
+
+def test_a_critic_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(CRITICS, "linear", LinearCritic)
+    monkeypatch.setitem(ALGORITHMS, "linear", Algorithm("ppo", "reuse", critic="linear"))
+    trained("linear", tmp_path, task="CartPole-v1")

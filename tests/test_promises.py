@@ -1,0 +1,76 @@
+"""Files are a promise: those of earlier versions still load, resume and export, however the code is renamed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpi
+from gpi.config import Config, config_of
+from gpi.core.agent import Metrics
+from gpi.core.audit import Audit
+from gpi.errors import FileError
+from gpi.export import export
+from gpi.files import decode
+from gpi.rundir.resume import identity_of, judge_drift
+from gpi.rundir.run import read_rows
+from gpi.rundir.tables import AUDIT, METRICS
+
+WRITTEN = Path(__file__).parent / "fixtures" / "runs-4027884"
+"""Runs of version 4027884: checkpoints gpi-checkpoint-1, policies gpi-policy-2, a NumPy export."""
+RUNS = {"cartpole-geppo": 1280, "pendulum-getrpo": 2000}
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a copy of a run that an earlier version wrote."""
+    return Path(shutil.copytree(WRITTEN / request.param, tmp_path / request.param))
+
+
+def test_an_old_run_is_resumed(run: Path):
+    before = {name: read_rows(run / name) for name in ("metrics.csv", "audit.csv", "episodes.csv")}
+    gpi.resume(run, steps=RUNS[run.name], allow_drift=True, quiet=True)  # another machine has other versions
+    done = json.loads((run / "DONE").read_text())
+    assert done["complete"] and min(done["steps"]) >= RUNS[run.name]
+    for name, rows in before.items():
+        assert read_rows(run / name)[: len(rows)] == rows and len(read_rows(run / name)) > len(rows)
+
+
+def test_old_policies_load_and_export(run: Path, tmp_path: Path):
+    policy = gpi.load(run)
+    assert export(run, tmp_path / "numpy").worst == 0.0
+    obs = np.random.default_rng(0).standard_normal((100, policy.obs_mean.size)).astype(np.float32)
+    assert np.array_equal(gpi.load(tmp_path / "numpy")(obs), policy(obs))
+
+
+def test_an_old_export_acts_as_its_policy():
+    policy, exported = gpi.load(WRITTEN / "cartpole-geppo"), gpi.load(WRITTEN / "cartpole-geppo-numpy")
+    obs = np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
+    assert np.array_equal(exported(obs), policy(obs))
+
+
+def test_arrays_of_a_checkpoint_keep_their_names(run: Path):
+    old = next(run.glob("ckpt-*")) / "arrays.safetensors"
+    names = list(decode(old.read_bytes())[0])
+    gpi.resume(run, steps=RUNS[run.name], allow_drift=True, quiet=True)
+    new = max(run.glob("ckpt-*")) / "arrays.safetensors"
+    assert new != old and list(decode(new.read_bytes())[0]) == names
+
+
+def test_a_setting_that_an_old_file_lacks_has_its_default_and_is_not_drift(tmp_path: Path):
+    now = identity_of(Config("cheetah-run"), {"environment": {}})
+    then = now | {"config": {name: x for name, x in now["config"].items() if name != "freeze_normaliser"}}
+    assert judge_drift(tmp_path, then, now, allow_drift=False) == []
+    changed = identity_of(Config("cheetah-run", freeze_normaliser=5), {"environment": {}})
+    with pytest.raises(FileError, match="freeze_normaliser was 0, is 5"):
+        judge_drift(tmp_path, then, changed, allow_drift=False)
+    assert config_of({"task": "cheetah-run"}) == Config("cheetah-run")
+
+
+def test_the_columns_of_the_tables_are_the_measurements_of_an_update():
+    """The names are written out, because reading a run must not start JAX."""
+    assert set(METRICS) == {"seed", "iteration", "steps", "episode_return", *Metrics._fields}
+    own = set(Audit._fields) - {"tv_age"}
+    assert own < set(AUDIT) and set(AUDIT) - own <= {"seed", "iteration", "steps", *Metrics._fields}
