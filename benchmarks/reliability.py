@@ -405,7 +405,6 @@ def replayed(task: str) -> Job:
                 if saved is not None:
                     second = collecting(reset_each_batch)
                     cuts, same = cuts + 1, same + (second.restore(saved).all() and leaves(second.collect()) == expected)
-                    second.collector.close()
         five, batches = collecting(False, seeds=5), -(-1_000_000 // 1024) + 2  # two of warm-up
         shape = (999, *five.collector.position.actions.shape[1:])
         actions, each = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32), np.ones(5, np.int64)

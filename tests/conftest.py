@@ -28,3 +28,12 @@ def x64():
 
 
 __all__ = ["walk"]  # a fixture
+
+TRAINED = ("walk", "short", "trained_run", "resumed")  # fixtures that train: the tests of one share a worker
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        used = [name for name in TRAINED if name in getattr(item, "fixturenames", ())]
+        if used and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(used[0]))

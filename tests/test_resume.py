@@ -111,6 +111,7 @@ def test_a_run_killed_ten_times_in_a_row_ends_as_if_never_killed(algorithm: str,
     assert len(list(run.glob("ckpt-*"))) == 3 and not list(run.glob(".*.tmp")), "three are kept, nothing is left over"
 
 
+@pytest.mark.slow  # the reliability benchmark has it too
 def test_the_bits_do_not_depend_on_the_visible_cores(tmp_path: Path):
     """With PJRT_NPROC pinned, one core and two give the same bytes."""
     settings = options_of({**TINY, "algorithm": "geppo", "steps": 3000})

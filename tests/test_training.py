@@ -90,29 +90,29 @@ def test_same_seed_gives_the_same_bits_twice_and_other_seeds_others(tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> gpi.Run:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> gpi.Run:
     """Train a short run of three seeds on two devices, from seed 7."""
     return gpi.train("gevmpo", TASK, seeds=3, seed=7, steps=5000, out=tmp_path_factory.mktemp("r") / "run", quiet=True)
 
 
-def test_run_directory(run: gpi.Run):
-    names = {path.name for path in run.dir.iterdir()}
+def test_run_directory(trained_run: gpi.Run):
+    names = {path.name for path in trained_run.dir.iterdir()}
     policies = {f"policy-{seed}.safetensors" for seed in (7, 8, 9)}
     assert names == policies | {
         "config.json", "metrics.csv", "audit.csv", "episodes.csv", "timing.csv", "learning_curve.png", "DONE",
         "run.lock", "ckpt-000000005",
     }  # fmt: skip
-    config = json.loads((run.dir / "config.json").read_text())
+    config = json.loads((trained_run.dir / "config.json").read_text())
     assert Config(**{**config["config"], "hidden": tuple(config["config"]["hidden"])}).task == TASK
     assert {"jax", "envpool", "numpy", "python", "gpi-rl"} <= set(config["versions"])
     assert len(config["env_seeds"]) == 3 and config["plan"]["M"] == 4
-    assert (run.dir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
-    done = json.loads((run.dir / "DONE").read_text())
+    assert (trained_run.dir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+    done = json.loads((trained_run.dir / "DONE").read_text())
     assert done["complete"] and done["steps"] == [5120] * 3 and done["iterations"] == 5
 
 
-def test_metrics_have_every_seed_and_true_steps(run: gpi.Run):
-    table = rows(run.dir / "metrics.csv")
+def test_metrics_have_every_seed_and_true_steps(trained_run: gpi.Run):
+    table = rows(trained_run.dir / "metrics.csv")
     required = "seed,iteration,steps,episode_return,tv,penalty,kl,eps_gpi,lr,entropy,value_loss,ess".split(",")  # noqa: SIM905
     assert list(table[0])[: len(required)] == required and tuple(table[0]) == METRICS
     assert [(int(r["seed"]), int(r["iteration"]), int(r["steps"])) for r in table] == [
@@ -125,25 +125,25 @@ def test_metrics_have_every_seed_and_true_steps(run: gpi.Run):
     assert all(float(r["tv"]) == pytest.approx(float(r["penalty"])) for r in first)
 
 
-def test_episodes_are_whole_and_at_their_true_steps(run: gpi.Run):
-    table = rows(run.dir / "episodes.csv")
+def test_episodes_are_whole_and_at_their_true_steps(trained_run: gpi.Run):
+    table = rows(trained_run.dir / "episodes.csv")
     assert list(table[0]) == ["seed", "steps", "return", "length"]
     seven = [r for r in table if r["seed"] == "7"]
     assert [int(r["steps"]) for r in seven] == [1024 * k + 1000 for k in range(5)]
     assert all(r["length"] == "1000" and 0 < float(r["return"]) <= 1000 for r in table)
 
 
-def test_policy_acts_as_it_was_trained(run: gpi.Run, x64: None):
-    policy = run.policy(8)
+def test_policy_acts_as_it_was_trained(trained_run: gpi.Run, x64: None):
+    policy = trained_run.policy(8)
     assert policy.about["seed"] == "8"
     obs = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
     action = policy(obs)
     assert action.shape == (4, 1) and np.abs(action).max() <= 1
-    np.testing.assert_allclose(gpi.load(run.dir, 8)(obs[0]), action[0], rtol=1e-5)
+    np.testing.assert_allclose(gpi.load(trained_run.dir, 8)(obs[0]), action[0], rtol=1e-5)
     with pytest.raises(ValueError, match="NaN"):
         policy(np.full(5, np.nan))
     with pytest.raises(gpi.UsageError, match="seed 3"):
-        run.policy(3)
+        trained_run.policy(3)
 
 
 def test_members_do_not_depend_on_their_neighbours(x64: None):

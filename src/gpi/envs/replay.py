@@ -72,10 +72,11 @@ def position_after_batch(position: Position, raw: Rollout, *, keep: bool) -> Pos
 
     Nothing else matters where the next batch begins with a reset.
     """
-    obs, reward, valid, action = (_by_environment(x) for x in (raw.next_obs, raw.reward, raw.valid, raw.action))
+    valid = _by_environment(raw.valid)
     resets = position.resets + (~valid).sum(axis=1)
     if not keep:
         return position._replace(resets=resets)
+    obs, reward, action = (_by_environment(x) for x in (raw.next_obs, raw.reward, raw.action))
     episodes = []
     for i, calls in enumerate(position.calls):
         running = _RunningEpisode(int(calls), int(position.digest[i]), position.actions[:calls, i])

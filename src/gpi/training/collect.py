@@ -60,7 +60,6 @@ def acting_part(state: State) -> Acting:
 class Collector(Protocol):
     """The environments of a population, and how to collect in them."""
 
-    spec: Spec
     obs: Array | np.ndarray
     """The last observations, `[N, O]`."""
     ended: np.ndarray
@@ -87,10 +86,6 @@ class Collector(Protocol):
         """Bring a new pool to another's position; return which environments `[N]` repeat what the other's had shown."""
         ...
 
-    def close(self) -> None:
-        """Free the environments."""
-        ...
-
 
 def batch_noise(spec: Spec, shape: Shape, keys: Array) -> Array:
     """Return the randomness of a batch's actions `[T, P, E, A]`, from the members' keys."""
@@ -110,7 +105,6 @@ class _Base:
     def __init__(self, pool: CompiledPool | HostPool, shape: Shape, population: Population, *, keep_actions: bool):
         """`keep_actions` keeps the actions of running episodes, not needed where batches start with a reset."""
         self.shape, self.population, self.keep_actions = shape, population, keep_actions
-        self.spec = pool.spec
         self.host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
         self.program: Any = None
         self.position = first_position(pool)
@@ -127,7 +121,7 @@ class _Base:
 
     def _was_collected(self, raw: Rollout) -> None:
         """Advance the position by a batch."""
-        self.ended = np.asarray(raw.done[:, -1]).reshape(-1)
+        self.ended = np.asarray(raw.done)[:, -1].reshape(-1)
         # Where the next batch begins with a reset, actions since the last one do not matter.
         position = position_after_batch(self.position, raw, keep=self.keep_actions)
         self.position = position._replace(resets=position.resets + len(self.shape.drop))
@@ -175,10 +169,6 @@ class CompiledCollector(_Base):
         self.handle, _, digest = self.pool.seek(self._replayable(position))
         self.position = position
         return digest == position.digest
-
-    def close(self) -> None:
-        """Free the environments."""
-        self.pool.close()
 
 
 def scan(
@@ -270,7 +260,3 @@ class HostCollector(_Base):
         _, digest = self.pool.seek(self._replayable(position))
         self.position = position
         return digest == position.digest
-
-    def close(self) -> None:
-        """Free the environments."""
-        self.pool.close()

@@ -24,7 +24,7 @@ from gpi.envs.pool import CompiledPool, HostPool
 from gpi.envs.replay import Position, actions_limit
 from gpi.errors import EnvironmentFault
 from gpi.files import ArraySpec
-from gpi.training.collect import Collector, CompiledCollector, HostCollector, batch_shape
+from gpi.training.collect import Collector, CompiledCollector, HostCollector, Shape, batch_shape
 from gpi.training.devices import Device
 from gpi.training.job import Job
 from gpi.training.learner import Learner, Reports
@@ -72,7 +72,7 @@ class Trainer:
         self.done = 0  # iterations
         self.taken = np.zeros(config.seeds, np.int64)  # steps of each member, warm-up not included
 
-    def _collector(self, pool: Any, shape: Any) -> Collector:
+    def _collector(self, pool: Any, shape: Shape) -> Collector:
         kind = CompiledCollector if self.job.task.compiled else HostCollector
         return kind(pool, shape, self.learner.population, keep_actions=not self.job.config.reset_each_batch)
 
