@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # describing a pool must not start JAX
 
 Around = Callable[[], AbstractContextManager[object]]
 """Makes a context for environments to run in."""
+Handle = Any  # opaque: it orders the steps of a compiled program
 ArrayT = TypeVar("ArrayT")
 """`jax.Array` inside a compiled program, `np.ndarray` on the host."""
 
@@ -68,22 +69,22 @@ class CompiledPool(Protocol):
 
     spec: Spec
     num_envs: int
-    handle: Any
+    handle: Handle
     """The first handle. `reset` and `step` take the latest one and return the next, so that the compiled program keeps
     their order."""
 
-    def reset(self, handle: Any) -> tuple[Any, np.ndarray]:
+    def reset(self, handle: Handle) -> tuple[Handle, np.ndarray]:
         """Start a new episode in every environment and return observations [N, O]; on the host, never inside jit."""
         ...
 
-    def step(self, handle: Any, action: jax.Array) -> tuple[Any, Step[jax.Array]]:
+    def step(self, handle: Handle, action: jax.Array) -> tuple[Handle, Step[jax.Array]]:
         """Step every environment with actions [N, A] float32, clipped to [-1, 1], or [N] int32 where discrete.
 
         It has a side effect: never call it inside vmap, cond or checkpoint.
         """
         ...
 
-    def seek(self, position: Position) -> tuple[Any, np.ndarray, np.ndarray]:
+    def seek(self, position: Position) -> tuple[Handle, np.ndarray, np.ndarray]:
         """Bring a newly made pool to a position; return the handle, the observations [N, O] and the digests [N]."""
         ...
 

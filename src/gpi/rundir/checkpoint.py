@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from gpi import files
 from gpi.errors import DiskError, FileError, UsageError
 from gpi.failpoints import failpoint
 from gpi.files import Specs, shown
-from gpi.standalone import sha256
+from gpi.standalone import Facts, sha256
 
 SCHEMA = "gpi-checkpoint-1"
 KEEP = 3
@@ -37,16 +37,14 @@ class Checkpoint(NamedTuple):
 
     iteration: int
     arrays: dict[str, np.ndarray]
-    state: dict[str, Any]
-    identity: dict[str, Any]
+    state: Facts
+    identity: Facts
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def save(
-    run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: dict[str, Any], identity: dict[str, Any]
-) -> Path:
+def save(run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts) -> Path:
     """Write a checkpoint and wait until the disk has it; only then remove all but the newest three."""
     if not 0 <= iteration < 10**9:
         raise UsageError(f"iteration {iteration} cannot be saved; checkpoints count from 0 to 999999999")
@@ -69,9 +67,7 @@ def save(
     return run / name
 
 
-def _pack(
-    iteration: int, arrays: Mapping[str, np.ndarray], state: dict[str, Any], identity: dict[str, Any]
-) -> dict[str, bytes]:
+def _pack(iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts) -> dict[str, bytes]:
     """Return the contents of the three files, checked to be readable before any of them exists."""
     contents = {ARRAYS: files.encode(arrays), STATE: files.dump_json(state)}
     facts = {name: {"size": len(data), "sha256": sha256(data)} for name, data in contents.items()}
@@ -164,7 +160,7 @@ def load(path: Path, expected: Specs, finite: Collection[str] | bool = ()) -> Ch
         return Checkpoint(iteration, files.decode(data, expected, finite)[0], state, manifest["identity"])
 
 
-def read_identity(path: Path) -> dict[str, Any]:
+def read_identity(path: Path) -> Facts:
     """Return the identity that a checkpoint states, without reading its arrays."""
     with _opened(path) as (fd, iteration):
         return _manifest(fd, iteration)["identity"]
@@ -172,7 +168,7 @@ def read_identity(path: Path) -> dict[str, Any]:
 
 def newest_valid(
     run: Path, expected: Specs, finite: Collection[str] | bool = (), *, clean: bool = True,
-    judge: Callable[[dict[str, Any]], None] = lambda identity: None,
+    judge: Callable[[Facts], None] = lambda identity: None,
 ) -> tuple[Checkpoint | None, list[str]]:  # fmt: skip
     """Return the valid checkpoint of the highest iteration, and one line for each higher one that is not valid.
 
@@ -227,7 +223,7 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
         raise FileError(f"checkpoint {path.name}: {error}") from error
 
 
-def _manifest(fd: int, iteration: int) -> dict[str, Any]:
+def _manifest(fd: int, iteration: int) -> Facts:
     """Return the manifest of a checkpoint, checked; raise FileError unless the directory holds exactly three files."""
     with os.scandir(fd) as entries:  # a fourth is reason enough to refuse, however many follow
         found = sorted(entry.name for entry in islice(entries, 4))
@@ -248,7 +244,7 @@ def _manifest(fd: int, iteration: int) -> dict[str, Any]:
     raise FileError(f"{MANIFEST} does not fit (expected {rule}, found {shown(manifest)})")
 
 
-def _content(fd: int, manifest: dict[str, Any], name: str, allowed: range) -> bytes:
+def _content(fd: int, manifest: Facts, name: str, allowed: range) -> bytes:
     """Return the bytes of one file, whose size and hash must be the manifest's; a size not allowed is not read."""
     match manifest["files"][name]:
         case {"size": size, "sha256": str(claim), **rest} if not rest and type(size) is int and size in allowed:

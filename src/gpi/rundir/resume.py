@@ -14,6 +14,7 @@ from gpi.errors import FileError
 from gpi.files import ArraySpec
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
+from gpi.standalone import Facts
 
 FREE = ("steps", "checkpoint_every")  # may change without changing what an iteration computes
 
@@ -26,7 +27,7 @@ class Found(NamedTuple):
     skipped: list[str]  # why newer checkpoints cannot be used, a line for each
 
 
-def identity_of(config: Config, machine: Mapping[str, object]) -> dict[str, Any]:
+def identity_of(config: Config, machine: Mapping[str, object]) -> Facts:
     """Return everything that decides the bits of a result: machine, environment and settings."""
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE}
     text = json.dumps(settings, sort_keys=True)
@@ -34,13 +35,11 @@ def identity_of(config: Config, machine: Mapping[str, object]) -> dict[str, Any]
     return {**machine, "config": json.loads(text), "config_hash": digest}
 
 
-def find_checkpoint(
-    directory: Path, layout: Mapping[str, ArraySpec], identity: dict[str, Any], *, allow_drift: bool
-) -> Found:
+def find_checkpoint(directory: Path, layout: Mapping[str, ArraySpec], identity: Facts, *, allow_drift: bool) -> Found:
     """Return the newest valid checkpoint; raise FileError if anything that decides its bits has changed."""
     drift: list[str] = []
 
-    def judge(then: dict[str, Any]) -> None:
+    def judge(then: Facts) -> None:
         drift[:] = judge_drift(directory, then, identity, allow_drift=allow_drift)
 
     weights = [name for name, spec in layout.items() if name.startswith("state/") and spec.dtype.kind == "f"]
@@ -48,7 +47,7 @@ def find_checkpoint(
     return Found(found, drift if found else [], skipped)
 
 
-def judge_drift(directory: Path, then: dict[str, Any], now: dict[str, Any], *, allow_drift: bool) -> list[str]:
+def judge_drift(directory: Path, then: Facts, now: Facts, *, allow_drift: bool) -> list[str]:
     """Return the differences, each as `jax was 0.10.2, is 0.11.0`; raise FileError unless they are allowed."""
     other = differences(then.get("environment"), now.get("environment"))
     if other:  # its policies could not act there
@@ -59,7 +58,7 @@ def judge_drift(directory: Path, then: dict[str, Any], now: dict[str, Any], *, a
     return drift
 
 
-def with_defaults(identity: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(identity: Facts) -> Facts:
     """Return an identity with the settings that its file lacks at their defaults, as they were when it was written."""
     settings = identity.get("config")
     if not isinstance(settings, dict):

@@ -6,12 +6,13 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpi import policy_file
 from gpi.errors import UsageError
+from gpi.standalone import Facts
 
 if TYPE_CHECKING:
     from gpi.standalone import Policy
@@ -27,7 +28,7 @@ class Run:
     dir: Path
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Facts:
         """The run's settings."""
         return json.loads((self.dir / "config.json").read_text(encoding="utf-8"))["config"]
 

@@ -17,6 +17,7 @@ import numpy as np
 from gpi.envs.episodes import EpisodeCounter
 from gpi.errors import DiskError, FileError
 from gpi.failpoints import failpoint
+from gpi.standalone import Facts
 
 if TYPE_CHECKING:  # reading a run must not start JAX
     from gpi.training.job import Job
@@ -111,7 +112,7 @@ Row = dict[str, Any]  # one seed's numbers of one iteration, by column
 class RunTables:
     """The tables of a run, and the totals that progress and the end of the run need."""
 
-    def __init__(self, directory: Path, job: Job, saved: dict[str, Any] | None = None):
+    def __init__(self, directory: Path, job: Job, saved: Facts | None = None):
         """Open the tables of a new run, or cut those of an interrupted one back to its checkpoint."""
         self.job, config = job, job.config
         ages = tuple(f"tv_age_{i}" for i in range(len(job.plan.nu)))
@@ -130,7 +131,7 @@ class RunTables:
             self.frozen, seconds = saved["frozen"], saved["seconds"]
         self.start = time.perf_counter() - seconds
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Facts:
         """Return the state that a checkpoint needs to continue the tables without losing or repeating a row."""
         return {
             "tables": {name: table.sync() for name, table in self.tables.items()},

@@ -6,9 +6,10 @@ import dataclasses
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpi import files
+from gpi.standalone import Facts
 from gpi.training import devices as machine
 from gpi.training.devices import Device
 from gpi.training.job import Job
@@ -28,7 +29,7 @@ def headline(job: Job, devices: list[Device], directory: Path) -> str:
     return f"{config.algorithm} on {config.task}, {seeds}, {reuse}, {where}{why}, writing {directory}"
 
 
-def environment_facts(spec: Spec) -> dict[str, Any]:
+def environment_facts(spec: Spec) -> Facts:
     """Return the facts about the environments that a policy depends on."""
     return {
         "observation_size": spec.observation_size, "action_size": spec.action_size, "discrete": spec.discrete,
@@ -51,11 +52,11 @@ def write_config(directory: Path, job: Job, devices: list[Device], *, exact: boo
     })  # fmt: skip
 
 
-def write_done(directory: Path, facts: dict[str, Any]) -> None:
+def write_done(directory: Path, facts: Facts) -> None:
     """Write DONE: how the run ended."""
     write_json(directory / "DONE", facts)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: Facts) -> None:
     """Write a JSON object, indented; the file is replaced as a whole or not at all."""
     files.write(path, (json.dumps(value, indent=2, sort_keys=False) + "\n").encode())

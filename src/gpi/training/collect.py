@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
+from jax.stages import Compiled, Lowered
 
 from gpi.core.iteration import COLLECTING, State, key_for
 from gpi.core.normaliser import Normaliser, Scaling, normalise_obs, scaling_of
 from gpi.core.policy import POLICIES, Theta
 from gpi.core.sample import Rollout
-from gpi.envs.pool import CompiledPool, HostPool, Spec
+from gpi.envs.pool import CompiledPool, Handle, HostPool, Spec
 from gpi.envs.replay import Position, first_position, position_after_batch, position_after_reset
 from gpi.standalone import network, normalise
 from gpi.training.population import Population
@@ -70,11 +71,11 @@ class Collector(Protocol):
         """Start a new episode in every environment."""
         ...
 
-    def lower(self, acting: Acting) -> Any:
+    def lower(self, acting: Acting) -> Lowered:
         """Return the program to compile, for a first batch of these members."""
         ...
 
-    def use(self, program: Any) -> None:
+    def use(self, program: Compiled) -> None:
         """Collect with this compiled program from now on."""
         ...
 
@@ -106,12 +107,12 @@ class _Base:
         """`keep_actions` keeps the actions of running episodes, not needed where batches start with a reset."""
         self.shape, self.population, self.keep_actions = shape, population, keep_actions
         self.host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-        self.program: Any = None
+        self.program: Compiled
         self.position = first_position(pool)
         self.obs: Any = None
         self.ended = np.zeros(pool.num_envs, np.bool_)
 
-    def use(self, program: Any) -> None:
+    def use(self, program: Compiled) -> None:
         """Collect with this compiled program from now on."""
         self.program = program
 
@@ -145,10 +146,10 @@ class CompiledCollector(_Base):
         self.handle, obs = self.pool.reset(self.handle)
         self._was_reset(obs)
 
-    def lower(self, acting: Acting) -> Any:
+    def lower(self, acting: Acting) -> Lowered:
         """Return the program to compile, for a first batch of these members."""
 
-        def program(handle: Any, obs: Array, acting: Acting, batch: Array) -> tuple[Any, Array, Rollout]:
+        def program(handle: Handle, obs: Array, acting: Acting, batch: Array) -> tuple[Handle, Array, Rollout]:
             theta, normaliser, key = self.population.real(acting)
             return scan(self.pool, self.shape, handle, obs, theta, normaliser, batch_keys(key, batch))
 
@@ -172,8 +173,8 @@ class CompiledCollector(_Base):
 
 
 def scan(
-    pool: CompiledPool, shape: Shape, handle: Any, obs: Array, theta: Theta, normaliser: Normaliser, keys: Array
-) -> tuple[Any, Array, Rollout]:
+    pool: CompiledPool, shape: Shape, handle: Handle, obs: Array, theta: Theta, normaliser: Normaliser, keys: Array
+) -> tuple[Handle, Array, Rollout]:
     """Collect transitions of pi_k, raw, axes `[P, T, E]`, for all members at once.
 
     `theta`, `normaliser` and `keys` have a leading axis P. The pool's step cannot be `vmap`ped; all else is.
@@ -184,7 +185,7 @@ def scan(
     def choose(theta: Theta, scaling: Scaling, obs: Array, noise: Array) -> Array:
         return theta.distribution(normalise_obs(scaling, obs)).act(noise)
 
-    def step(carry: tuple[Any, Array], noise: Array) -> tuple[tuple[Any, Array], Rollout]:
+    def step(carry: tuple[Handle, Array], noise: Array) -> tuple[tuple[Handle, Array], Rollout]:
         handle, obs = carry
         action = jax.vmap(choose)(theta, scalings, obs.reshape(P, E, -1), noise)
         action = action.reshape(P * E, *action.shape[2:])
@@ -218,7 +219,7 @@ class HostCollector(_Base):
         """Start a new episode in every environment."""
         self._was_reset(self.pool.reset())
 
-    def lower(self, acting: Acting) -> Any:
+    def lower(self, acting: Acting) -> Lowered:
         """Return the program to compile: it draws the noise of a batch and reads the normalisers."""
 
         def program(acting: Acting, batch: Array) -> tuple[Array, Scaling]:

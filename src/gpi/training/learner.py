@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled, Lowered
 
 from gpi.config import Config
 from gpi.core import faults, normaliser
@@ -36,7 +37,7 @@ from gpi.training.population import population_on
 class Program:
     """A program that is traced, and compiled once."""
 
-    def __init__(self, lowered: jax.stages.Lowered):
+    def __init__(self, lowered: Lowered):
         """`compile` is slow the first time, and may run in a thread."""
         self.compile = functools.cache(lowered.compile)
 
@@ -46,7 +47,7 @@ PROGRAMS: OrderedDict[Hashable, Program] = OrderedDict()
 PROGRAMS_KEPT = 16
 
 
-def shared_program(key: Hashable, lower: Callable[[], jax.stages.Lowered]) -> Program:
+def shared_program(key: Hashable, lower: Callable[[], Lowered]) -> Program:
     """Return the program of a key, traced only if it is not in the cache."""
     if key not in PROGRAMS:
         PROGRAMS[key] = Program(lower())
@@ -128,7 +129,7 @@ class Learner:
         self.mesh = Mesh(np.array(devices), ("P",))
         self.sharded = NamedSharding(self.mesh, PartitionSpec("P"))
         self.state, self.hyper = jax.device_put(self._first_state(spec, shape), self.sharded)
-        self.programs: tuple[Any, Any] | None = None
+        self.programs: tuple[Compiled, Compiled] | None = None
 
     def _first_state(self, spec: Spec, shape: Shape) -> tuple[State, Hyper]:
         """Return state and settings of all members; those that only fill devices repeat the last one."""
@@ -155,7 +156,7 @@ class Learner:
         )
 
         def program(one: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Program:
-            def lower() -> jax.stages.Lowered:
+            def lower() -> Lowered:
                 axes = tuple(None if spec == everyone else 0 for spec in specs)
                 mapped = jax.vmap(one, in_axes=axes)
                 sharded = jax.shard_map(mapped, mesh=self.mesh, in_specs=specs, out_specs=members, check_vma=False)
@@ -170,7 +171,7 @@ class Learner:
         )  # fmt: skip
         return [learning, program(observe, (members, members, members), self.state, raw, self.hyper)]
 
-    def use(self, learning: Any, observing: Any) -> None:
+    def use(self, learning: Compiled, observing: Compiled) -> None:
         """Learn with these compiled programs from now on."""
         self.programs = learning, observing
 

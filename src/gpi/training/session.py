@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from gpi.rundir.checkpoint import Checkpoint
 from gpi.rundir.resume import find_checkpoint, identity_of
 from gpi.rundir.run import CURVE, Run
 from gpi.rundir.tables import RunTables
+from gpi.standalone import Facts
 from gpi.training.about import environment_facts, headline, write_config, write_done
 from gpi.training.devices import Device, cores, learning_devices, machine_identity
 from gpi.training.job import Job
@@ -49,7 +50,7 @@ class Running(NamedTuple):
 
     trainer: Trainer
     tables: RunTables
-    identity: dict[str, Any]  # what decides its bits, for its checkpoints
+    identity: Facts  # what decides its bits, for its checkpoints
     exact: bool
 
 
@@ -75,7 +76,7 @@ class Session:
             tables = RunTables(self.directory, self.job)
             return self._train(Running(trainer, tables, identity, True), interrupt)
 
-    def resume(self, about: dict[str, Any], *, allow_drift: bool) -> tuple[Run, int | None]:
+    def resume(self, about: Facts, *, allow_drift: bool) -> tuple[Run, int | None]:
         """Train from the newest checkpoint, given the content of config.json; a run that is refused stays untouched."""
         with self._in_environments() as (trainer, devices, interrupt):
             identity = self._identity(trainer, devices)
@@ -113,7 +114,7 @@ class Session:
             except EnvironmentFault as error:
                 raise save_traceback(error, self.directory) from error.__cause__
 
-    def _identity(self, trainer: Trainer, devices: list[Device]) -> dict[str, Any]:
+    def _identity(self, trainer: Trainer, devices: list[Device]) -> Facts:
         machine = machine_identity(devices) | {"environment": environment_facts(trainer.spec)}
         return identity_of(self.job.config, machine)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpi import files
 from gpi.config import Config, config_of
@@ -16,6 +16,7 @@ from gpi.envs.checks import check
 from gpi.errors import FileError, UsageError
 from gpi.rundir import lock
 from gpi.rundir.run import Run, open_run
+from gpi.standalone import Facts
 from gpi.training import devices
 from gpi.training.job import Job, resolve
 from gpi.training.progress import Progress
@@ -92,15 +93,13 @@ def require_named(directory: Path, config: Config, env: str, make: Make | None) 
         raise UsageError(tasks.ask_for_name(directory, config.task))
 
 
-def reached(done: dict[str, Any], job: Job) -> bool:
+def reached(done: Facts, job: Job) -> bool:
     """Return whether every seed that can still learn has taken the requested steps."""
     alive = [steps for seed, steps in zip(job.seeds, done["steps"], strict=True) if str(seed) not in done["frozen"]]
     return all(steps >= job.config.steps for steps in alive)
 
 
-def read_job(
-    directory: Path, make: Make | None = None, callbacks: Sequence[Callback] = ()
-) -> tuple[Job, dict[str, Any]]:
+def read_job(directory: Path, make: Make | None = None, callbacks: Sequence[Callback] = ()) -> tuple[Job, Facts]:
     """Return the job of a run directory and what config.json says around its settings, all of it checked."""
     try:
         about = files.parse_json(files.read(directory, "config.json", files.JSON_LIMIT), "config.json")
@@ -112,7 +111,7 @@ def read_job(
         raise FileError(f"{directory}: config.json cannot be used: {error}") from error
 
 
-def read_done(directory: Path) -> dict[str, Any] | None:
+def read_done(directory: Path) -> Facts | None:
     """Return the content of DONE, or None if the run has not ended."""
     if not (directory / "DONE").exists():
         return None
