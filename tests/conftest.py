@@ -17,6 +17,7 @@ from shapes import check_shapes
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+assert len(jax.devices()) == 2  # and JAX has started: no run may set it up for itself
 check_shapes()
 
 

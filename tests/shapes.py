@@ -13,6 +13,9 @@ import numpy as np
 from jaxtyping import AbstractArray, jaxtyped
 
 import gpi.core
+from gpi.core import iteration
+from gpi.core.rules import RULES
+from gpi.core.trust import TRUST
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -60,6 +63,11 @@ def check_shapes() -> None:
                 for method, code in list(vars(thing).items()):
                     if inspect.isfunction(code) and not method.startswith("_"):
                         setattr(thing, method, checked(code))
+    for name, rule in RULES.items():  # tables and `learn` hold the functions themselves
+        RULES[name] = rule._replace(propose=checked(rule.propose))
+    for name, trust in TRUST.items():
+        TRUST[name] = trust._replace(budget=checked(trust.budget), test=trust.test and checked(trust.test))
+    replaced[iteration.learn] = iteration.guarded(iteration.audited(replaced[iteration.iteration]))
     for module in [module for name, module in sys.modules.items() if name.startswith("gpi")]:
         for name, thing in list(vars(module).items()):
             if inspect.isfunction(thing) and thing in replaced:

@@ -14,9 +14,11 @@ from gpi.core.audit import Audit
 from gpi.errors import FileError
 from gpi.export import export
 from gpi.files import decode
+from gpi.rundir.checkpoint import read_identity
 from gpi.rundir.resume import identity_of, judge_drift
 from gpi.rundir.run import read_rows
 from gpi.rundir.tables import AUDIT, METRICS
+from gpi.training.train import read_job
 
 WRITTEN = Path(__file__).parent / "fixtures" / "runs-4027884"
 """Runs of version 4027884: checkpoints gpi-checkpoint-1, policies gpi-policy-2, a NumPy export."""
@@ -58,6 +60,15 @@ def test_arrays_of_a_checkpoint_keep_their_names(resumed: Path):
     old, new = (max(run.glob("ckpt-*")) / "arrays.safetensors" for run in (WRITTEN / resumed.name, resumed))
     assert new.parent.name > old.parent.name
     assert list(decode(new.read_bytes())[0]) == list(decode(old.read_bytes())[0])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_an_old_checkpoint_says_of_its_origin_still_fits(name: str):
+    """Whatever machine this is: settings and environment of an old run are what this version makes of them."""
+    job, _ = read_job(WRITTEN / name)
+    then = read_identity(max((WRITTEN / name).glob("ckpt-*")))
+    now = identity_of(job.config, {key: then[key] for key in ("versions", "runtime", "devices", "environment")})
+    assert judge_drift(WRITTEN, then, now, allow_drift=False) == [] and now["config_hash"] == then["config_hash"]
 
 
 def test_a_setting_that_an_old_file_lacks_has_its_default_and_is_not_drift(tmp_path: Path):

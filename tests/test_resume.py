@@ -83,7 +83,7 @@ KILLS = [
 
 @pytest.mark.parametrize("algorithm", ["geppo", pytest.param("vmpo", marks=pytest.mark.slow)])
 def test_a_run_killed_ten_times_in_a_row_ends_as_if_never_killed(algorithm: str, tmp_path: Path):
-    steps = 12000 if ALGORITHMS[algorithm][1] else 24000
+    steps = 12000 if ALGORITHMS[algorithm].plan == "reuse" else 24000
     settings = options_of({**TINY, "algorithm": algorithm, "seeds": 1, "steps": steps, "checkpoint_every": 1})
     begin = time.monotonic()
     ended(gpi_process("train", TASK, *settings, "--out", str(tmp_path / "whole")), 0)
@@ -152,7 +152,7 @@ ONE_OF_THEM = [param if name == "geppo" else pytest.param(name, marks=[*param.ma
 @pytest.mark.parametrize("algorithm", ONE_OF_THEM)
 def test_a_run_in_two_parts_is_the_run_in_one(algorithm: str, tmp_path: Path):
     settings: dict[str, Any] = {**TINY, "quiet": True, "reset_each_batch": algorithm not in ("geppo", "trpo")}
-    steps = 6000 if ALGORITHMS[algorithm][1] else 12000
+    steps = 6000 if ALGORITHMS[algorithm].plan == "reuse" else 12000
     whole = gpi.train(algorithm, TASK, steps=steps, out=tmp_path / "whole", **settings)
     part = gpi.train(algorithm, TASK, steps=steps // 2, out=tmp_path / "part", **settings)
     assert gpi.resume(part.dir, steps=steps, quiet=True).dir == part.dir
@@ -252,6 +252,24 @@ def test_a_malformed_configuration_is_one_line(text: str, run: Path, capsys: pyt
     assert cli.main(["resume", str(run)]) == 3
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "config.json" in err
+
+
+def test_a_refused_resume_clears_nothing_away(run: Path):
+    leftover = run / ".ckpt-000000009-0123abcd.tmp"
+    leftover.mkdir()
+    about = json.loads((run / "config.json").read_text())
+    about["config"]["gamma"] = 0.9
+    (run / "config.json").write_text(json.dumps(about))
+    with pytest.raises(FileError, match="gamma was"):
+        gpi.resume(run, quiet=True, steps=9000)
+    assert leftover.exists()
+
+
+def test_a_done_of_other_seeds_is_one_line(run: Path, short: Path, capsys: pytest.CaptureFixture[str]):
+    done = json.loads((short / "DONE").read_text())
+    (run / "DONE").write_text(json.dumps(done | {"steps": done["steps"][:1]}))
+    assert cli.main(["resume", str(run)]) == 3
+    assert "1 counts of steps for 2 seeds" in capsys.readouterr().err
 
 
 def test_changed_settings_are_refused_by_name(run: Path):

@@ -43,11 +43,12 @@ def arrays_of(theta: Theta, normaliser: Normaliser, spec: Spec) -> dict[str, np.
     arrays: dict[str, object] = {"obs/mean": seen.centre, "obs/std": seen.scale, "returns/std": scale}
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
+    arrays |= theta.deployed()
     if spec.discrete:
         arrays["action/start"] = np.array(spec.start, np.int64)
     else:
         low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
-        arrays |= {**theta.deployed(), "action/low": low, "action/high": high}
+        arrays |= {"action/low": low, "action/high": high}
     return {name: np.asarray(x) for name, x in arrays.items()}
 
 

@@ -17,6 +17,11 @@ from gpi.core.network import Net, forward, init_net
 class Critic(Protocol):
     """Parameters phi of a value function, as a pytree of arrays."""
 
+    @classmethod
+    def init(cls, rng: np.random.Generator, observation_size: int, hidden: tuple[int, ...], /) -> Critic:
+        """Return the initial value function."""
+        ...
+
     def value(self, obs: Float[Array, "S O"], /) -> Float[Array, " S"]:
         """Return V(s) for every row of observations."""
         ...
@@ -37,4 +42,4 @@ class MlpCritic(NamedTuple):
         return forward(self.net, obs)[:, 0]
 
 
-CRITICS: dict[str, type[MlpCritic]] = {"mlp": MlpCritic}
+CRITICS: dict[str, type[Critic]] = {"mlp": MlpCritic}

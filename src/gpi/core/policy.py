@@ -50,6 +50,13 @@ class Theta(Protocol):
         """The network that reads observations."""
         ...
 
+    @classmethod
+    def init(
+        cls, rng: np.random.Generator, observation_size: int, action_size: int, hidden: tuple[int, ...], /
+    ) -> Theta:
+        """Return the initial policy pi_0."""
+        ...
+
     def distribution(self, obs: Float[Array, "S O"], /) -> Distribution:
         """Return pi(.|s) for every row of observations."""
         ...
@@ -81,7 +88,7 @@ class Theta(Protocol):
         ...
 
 
-POLICIES: dict[str, type[GaussianTheta] | type[CategoricalTheta]] = {
+POLICIES: dict[str, type[Theta]] = {
     "continuous": GaussianTheta,
     "discrete": CategoricalTheta,
 }

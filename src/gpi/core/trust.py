@@ -1,6 +1,6 @@
 """How strictly an update keeps its trust region: the budget of its step, and a test that any rule's step must pass.
 
-To add a mode: an entry of `TRUST`, and its name in `plan.TRUST_MODES`.
+To add a mode: an entry of `TRUST`, and its name in `plan.TrustMode`.
 """
 
 from __future__ import annotations

@@ -175,6 +175,7 @@ def newest_valid(
     Leftovers of killed writers are removed first; pass `clean=False` to read a run that may still be alive. `judge` is
     called with a checkpoint's identity before its arrays are read; an error that it raises ends the search.
     """
+    judge_newest(run, judge)
     if clean:
         with suppress(OSError), files.directory(run) as parent:
             _clean(parent)
@@ -191,6 +192,17 @@ def newest_valid(
         except FileError as error:
             skipped.append(str(error))
     return None, skipped
+
+
+def judge_newest(run: Path, judge: Callable[[Facts], None]) -> None:
+    """Let `judge` see where the newest readable checkpoint comes from, before anything is touched."""
+    for path in saved(run):
+        with suppress(FileError):
+            identity = read_identity(path)
+            break
+    else:
+        return
+    judge(identity)
 
 
 def saved(run: Path) -> list[Path]:

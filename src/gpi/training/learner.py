@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -44,17 +45,18 @@ class Program:
 
 PROGRAMS: OrderedDict[Hashable, Program] = OrderedDict()
 """Programs that this process compiled lately: runs that learn with the same one share it."""
-PROGRAMS_KEPT = 16
+PROGRAMS_KEPT = 8
+PROGRAMS_LOCK = threading.Lock()
 
 
 def shared_program(key: Hashable, lower: Callable[[], Lowered]) -> Program:
     """Return the program of a key, traced only if it is not in the cache."""
-    if key not in PROGRAMS:
-        PROGRAMS[key] = Program(lower())
-    PROGRAMS.move_to_end(key)
-    while len(PROGRAMS) > PROGRAMS_KEPT:
-        PROGRAMS.popitem(last=False)
-    return PROGRAMS[key]
+    with PROGRAMS_LOCK:
+        program = PROGRAMS.pop(key, None) or Program(lower())
+        PROGRAMS[key] = program
+        while len(PROGRAMS) > PROGRAMS_KEPT:
+            PROGRAMS.popitem(last=False)
+    return program
 
 
 def signature(arguments: tuple[Any, ...]) -> tuple[Hashable, ...]:

@@ -67,10 +67,10 @@ class Session:
 
     def start(self) -> tuple[Run, int | None]:
         """Train from the beginning; return the run, and the signal that cut it short, if one did."""
-        with self._in_environments() as (trainer, devices, interrupt):
-            identity = self._identity(trainer, devices)
+        with self._in_environments() as (pool, devices, interrupt):
             write_config(self.directory, self.job, devices, exact=True)
             self.progress.say(headline(self.job, devices, self.directory))
+            trainer, identity = self._trainer(pool, devices)
             trainer.compile()
             trainer.warm_up()
             tables = RunTables(self.directory, self.job)
@@ -78,8 +78,8 @@ class Session:
 
     def resume(self, about: Facts, *, allow_drift: bool) -> tuple[Run, int | None]:
         """Train from the newest checkpoint, given the content of config.json; a run that is refused stays untouched."""
-        with self._in_environments() as (trainer, devices, interrupt):
-            identity = self._identity(trainer, devices)
+        with self._in_environments() as (pool, devices, interrupt):
+            trainer, identity = self._trainer(pool, devices)
             found = find_checkpoint(self.directory, trainer.layout(), identity, allow_drift=allow_drift)
             self.progress.say(headline(self.job, devices, self.directory))
             for line in found.skipped:
@@ -93,11 +93,9 @@ class Session:
             return self._train(Running(trainer, tables, identity, exact and same), interrupt)
 
     @contextmanager
-    def _in_environments(self) -> Iterator[tuple[Trainer, list[Device], Interrupt]]:
-        """Make environments and population, under the JAX settings that training needs; free them at the end."""
+    def _in_environments(self) -> Iterator[tuple[CompiledPool | HostPool, list[Device], Interrupt]]:
+        """Make the environments, under the JAX settings that training needs; free them at the end."""
         import jax
-
-        from gpi.training.trainer import Trainer
 
         self.x64 = jax.dtypes.canonicalize_dtype("float64") == "float64"  # for the user's own code
         with ExitStack() as stack:
@@ -110,13 +108,16 @@ class Session:
                 devices = learning_devices(self.job.config)
                 pool = make_environments(self.job, self.x64)
                 stack.callback(pool.close)
-                yield Trainer(self.job, pool, devices), devices, interrupt
+                yield pool, devices, interrupt
             except EnvironmentFault as error:
                 raise save_traceback(error, self.directory) from error.__cause__
 
-    def _identity(self, trainer: Trainer, devices: list[Device]) -> Facts:
-        machine = machine_identity(devices) | {"environment": environment_facts(trainer.spec)}
-        return identity_of(self.job.config, machine)
+    def _trainer(self, pool: CompiledPool | HostPool, devices: list[Device]) -> tuple[Trainer, Facts]:
+        """Make the population in its environments; return it, and everything that decides its bits."""
+        from gpi.training.trainer import Trainer
+
+        machine = machine_identity(devices) | {"environment": environment_facts(pool.spec)}
+        return Trainer(self.job, pool, devices), identity_of(self.job.config, machine)
 
     def _restore(self, trainer: Trainer, found: Checkpoint | None, *, allow_drift: bool) -> bool:
         """Bring a new trainer to a checkpoint, or start it; return whether its environments were replayed exactly."""

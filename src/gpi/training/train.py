@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -65,7 +66,9 @@ def resume(
                 more = f"to train it further, name more: --steps {2 * job.config.steps}"
                 progress.say(f"{directory} is complete; {more}")
                 return Run(directory), None
-            devices.prepare(job.config, about["runtime"]["PJRT_NPROC"])
+            threads = about["runtime"]["PJRT_NPROC"]
+            if threads or "jax" not in sys.modules:  # else the run has the devices of a JAX that others had started
+                devices.prepare(job.config, threads)
             return Session(job, directory, progress).resume(about, allow_drift=allow_drift)
 
 
@@ -95,6 +98,9 @@ def require_named(directory: Path, config: Config, env: str, make: Make | None) 
 
 def reached(done: Facts, job: Job) -> bool:
     """Return whether every seed that can still learn has taken the requested steps."""
+    if len(done["steps"]) != len(job.seeds):
+        found = f"{len(done['steps'])} counts of steps for {len(job.seeds)} seeds"
+        raise FileError(f"DONE cannot be used: it has {found}; remove it to resume")
     alive = [steps for seed, steps in zip(job.seeds, done["steps"], strict=True) if str(seed) not in done["frozen"]]
     return all(steps >= job.config.steps for steps in alive)
 
