@@ -14,47 +14,54 @@ from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
 from gpi.envs import dmc
 from gpi.errors import UsageError
 
+FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
+GROUPS = (*FIRST, "environments", "optimisation", "machine")
 
-def setting(default: Any, help: str) -> Any:
-    """Return a field of Config with the sentence that explains it in `--help`."""
-    return dataclasses.field(default=default, metadata={"help": help})
+
+def setting(default: Any, help: str, group: str) -> Any:
+    """Return a field of Config with the sentence that explains it in `--help`, and the group it is shown in."""
+    return dataclasses.field(default=default, metadata={"help": help, "group": group})
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of one run: a population of seeds on one task. Defaults are the paper's."""
 
-    task: str = dataclasses.field(
-        metadata={"help": "cheetah-run, Pendulum-v1, my_module:MyEnv-v0, my_module:make_env; see `gpi tasks`"}
+    task: str = setting(
+        dataclasses.MISSING, "cheetah-run, Pendulum-v1, my_module:MyEnv-v0, my_module:make_env; see `gpi tasks`", "task"
     )
-    algorithm: str = setting("geppo", "ppo, trpo, vmpo, or with sample reuse geppo, getrpo, gevmpo")
-    seeds: int = setting(5, "agents trained side by side; they are the seeds --seed to --seed + seeds - 1")
-    seed: int = setting(0, "first seed")
-    steps: int = setting(1_000_000, "environment steps per agent")
-    kappa: float = setting(1.0, "trade-off of the mixture, eq (12): 0 favours large updates, 1 a large sample")
-    B: int = setting(2, "on-policy batch size N = B n, in units of n")
-    n: int = setting(1024, "samples per iteration of a generalized algorithm, the smallest batch")
-    eps: float = setting(0.2, "trust region in TV distance, eq (2)")
-    num_envs: int = setting(1, "environments per agent; they share the n samples")
+    algorithm: str = setting("geppo", "ppo, trpo, vmpo, or with sample reuse geppo, getrpo, gevmpo", "algorithm")
+    seeds: int = setting(5, "agents trained side by side; they are the seeds --seed to --seed + seeds - 1", "run")
+    seed: int = setting(0, "first seed", "run")
+    steps: int = setting(1_000_000, "environment steps per agent", "run")
+    kappa: float = setting(1.0, "trade-off of the mixture, eq (12): 0 favours large updates, 1 a large sample", "reuse")
+    B: int = setting(2, "on-policy batch size N = B n, in units of n", "reuse")
+    n: int = setting(1024, "samples per iteration of a generalized algorithm, the smallest batch", "reuse")
+    eps: float = setting(0.2, "trust region in TV distance, eq (2)", "algorithm")
+    num_envs: int = setting(1, "environments per agent; they share the n samples", "task")
     backend: str = setting(
-        "auto", "envpool, gymnasium (in this process) or processes (workers); auto: EnvPool if it has the task"
+        "auto", "envpool, gymnasium (in this process) or processes (workers); auto: EnvPool if it has the task", "task"
     )
     reset_each_batch: bool | None = setting(
-        None, "start every batch with a reset, as the paper does; by default on DeepMind Control only"
+        None, "start every batch with a reset, as the paper does; by default on DeepMind Control only", "environments"
     )
-    gamma: float = setting(0.995, "discount")
-    gae_lambda: float = setting(0.97, "lambda of GAE and V-trace")
-    lr: float = setting(3e-4, "initial learning rate of PPO's policy step")
-    value_lr: float = setting(3e-4, "learning rate of the value function")
-    max_grad_norm: float = setting(0.5, "norm at which PPO's policy gradient is clipped")
-    epochs: int = setting(10, "passes over the batch per update")
-    minibatches: int = setting(32, "minibatches per pass")
-    kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta")
-    trust: str = setting("paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11)")
-    freeze_normaliser: int = setting(0, "steps, in whole batches, after which statistics stay fixed; 0: never")
-    hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike")
-    threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core")
-    checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from")
+    gamma: float = setting(0.995, "discount", "algorithm")
+    gae_lambda: float = setting(0.97, "lambda of GAE and V-trace", "algorithm")
+    lr: float = setting(3e-4, "initial learning rate of PPO's policy step", "optimisation")
+    value_lr: float = setting(3e-4, "learning rate of the value function", "optimisation")
+    max_grad_norm: float = setting(0.5, "norm at which PPO's policy gradient is clipped", "optimisation")
+    epochs: int = setting(10, "passes over the batch per update", "optimisation")
+    minibatches: int = setting(32, "minibatches per pass", "optimisation")
+    kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta", "optimisation")
+    trust: str = setting(
+        "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11)", "algorithm"
+    )
+    freeze_normaliser: int = setting(
+        0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
+    )
+    hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike", "optimisation")
+    threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core", "machine")
+    checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from", "run")
 
     @property
     def short_task(self) -> str:

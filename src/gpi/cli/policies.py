@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpi.cli_types import ENV, whole
+from gpi.cli.parsing import ENV, whole
 from gpi.evaluation import Evaluation, evaluate, policies_of, task_of
 from gpi.export import export
 from gpi.video import record
 
 if TYPE_CHECKING:
-    from gpi.cli_types import Verbs
+    from gpi.cli.parsing import Verbs
 
 
 def add_eval(verbs: Verbs) -> None:

@@ -1,0 +1,68 @@
+"""The command line. It only parses and prints: every command calls a function that anyone can call."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from gpi.cli.environments import add_check, add_tasks
+from gpi.cli.parsing import EXAMPLES, EXIT_CODES, Parser
+from gpi.cli.policies import add_eval, add_export, add_record
+from gpi.cli.reports import add_audit, add_mixture, add_plot
+from gpi.cli.train import add_resume, add_train
+from gpi.errors import EnvironmentFault, GpiError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    parsed = parser().parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except GpiError as error:
+        print(f"gpi: {error}{save_traceback(error)}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:  # training has its own way to end
+        print("gpi: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def save_traceback(error: GpiError) -> str:
+    """Save the traceback of a user's environment, unless a run directory has it; return words that say where."""
+    if not isinstance(error, EnvironmentFault) or "(traceback: " in str(error):
+        return ""
+    from gpi.envs.faults import traceback_of
+
+    text = traceback_of(error)
+    if text is None:
+        return ""
+    fd, path = tempfile.mkstemp(prefix="gpi-environment-error-", suffix=".txt")
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+    return f" (traceback: {path})"
+
+
+def parser() -> Parser:
+    """Return the parser of all commands and their options."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    top = Parser(
+        prog="gpi",
+        description="Generalized Policy Improvement: train controllers from few samples, reusing data safely.",
+        epilog=f"{EXAMPLES}\n{EXIT_CODES}",
+        formatter_class=formatter,
+    )
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+    add_train(verbs)
+    add_resume(verbs)
+    add_check(verbs)
+    add_eval(verbs)
+    add_record(verbs)
+    add_export(verbs)
+    add_plot(verbs)
+    add_audit(verbs)
+    add_mixture(verbs)
+    add_tasks(verbs)
+    return top

@@ -1,0 +1,7 @@
+"""`python -m gpi.cli`: the command line."""
+
+import sys
+
+from gpi.cli import main
+
+sys.exit(main())
