@@ -16,19 +16,19 @@ def counted(
     what: str, total: int, *, quiet: bool = False, stream: TextIO | None = None
 ) -> Iterator[Callable[[int], None]]:
     """Show how much of `total` is done, on standard error; yield the function to call with the number done so far."""
-    stream = sys.stderr if stream is None else stream
+    where: TextIO = sys.stderr if stream is None else stream
     if quiet:
         yield lambda done: None
-    elif stream.isatty():
+    elif where.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        with Progress(*columns, console=Console(file=where), transient=True) as bar:
             task = bar.add_task(what, total=total)
             yield lambda done: bar.update(task, completed=done)
     else:
-        yield Lines(what, total, stream)
+        yield Lines(what, total, where)
 
 
 class Lines:
