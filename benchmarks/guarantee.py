@@ -68,7 +68,7 @@ def collect(out: Path) -> None:
     for directory in sorted(path.parent for path in out.glob("*/DONE") if finished(path.parent)):
         run = open_run(directory)
         about = json.loads((directory / "config.json").read_text())
-        returns = {str(seed): round(value, 2) for seed, value in run.returns.items()}
+        returns = {str(seed): round(value, 2) for seed, value in run.final_performance.items()}
         line = {**summarise(run).as_json(), "returns": returns, "steps": run.config["steps"]}
         lines.append(line | {"versions": about["versions"], "devices": about["devices"], "started": about["started"]})
     if lines:

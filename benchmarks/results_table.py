@@ -1,8 +1,8 @@
-"""The tables of docs/results.md: final return of every seed, and each generalized algorithm beside its partner.
+"""The tables of docs/results.md: final performance of every seed, and each generalized algorithm beside its partner.
 
     python benchmarks/results_table.py RUN_DIRECTORY...
 
-The final return is the mean return of the episodes that end in a seed's last 204,800 steps. p is the exact two-sided
+Final performance is the mean return of the episodes that end in a seed's last 204,800 steps. p is the exact two-sided
 permutation test: the share of all ways to deal the seeds into two groups whose means differ at least as much.
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
     runs = [load(directory) for directory in sys.argv[1:]]
     if not runs:
         sys.exit("no runs: name the directories that `gpi train` made")
-    final = {(short_task(run), run.config["algorithm"]): run.returns for run in runs}
+    final = {(short_task(run), run.config["algorithm"]): run.final_performance for run in runs}
     seeds = sorted({seed for returns in final.values() for seed in returns})
     rows = []
     for (task, algorithm), returns in final.items():

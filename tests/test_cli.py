@@ -15,7 +15,8 @@ from gpi import cli
 from gpi.config import Config
 from gpi.envs import dmc
 from gpi.report.audit import percent
-from gpi.rundir.tables import AUDIT, EPISODES, Table
+from gpi.rundir.run import final_return
+from gpi.rundir.tables import AUDIT, EPISODES, METRICS, Table
 from gpi.training.about import write_json
 
 
@@ -128,6 +129,9 @@ def run_directory(path: Path, algorithm: str, task: str = "cheetah-run") -> Path
     rng = np.random.default_rng(0)
     table.add((seed, 1024 * k + 1000, rng.random() * k, 1000) for k in range(300) for seed in range(5))
     table.close()
+    table = Table(path / "metrics.csv", METRICS)
+    table.add([seed, 300, 307_200, *[None] * (len(METRICS) - 3)] for seed in range(5))
+    table.close()
     return path
 
 
@@ -137,9 +141,20 @@ def test_plot_compares_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "both.png" in capsys.readouterr().out
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
     assert "not a run directory" in refused(capsys, "plot", str(tmp_path / "nowhere"))
-    returns = gpi.Run(a).returns
-    steps, totals = gpi.Run(a).episodes(3)
-    assert returns[3] == pytest.approx(totals[steps > steps[-1] - 204_800].mean()) and len(returns) == 5
+
+
+def test_final_return_is_the_last_tenth_and_final_performance_the_studys_window(tmp_path: Path):
+    run = gpi.Run(run_directory(tmp_path / "a", "ppo"))
+    steps, totals = run.episodes(3)
+    assert len(run.returns) == 5 and run.steps == dict.fromkeys(range(5), 307_200)
+    assert run.returns[3] == pytest.approx(totals[steps > 0.9 * 307_200].mean()) == pytest.approx(totals[-30:].mean())
+    assert run.final_performance[3] == pytest.approx(totals[steps > steps[-1] - 204_800].mean())
+
+
+@pytest.mark.parametrize(("episodes", "expected"), [(0, np.nan), (4, 1.5), (60, 54.5), (400, 379.5)])
+def test_a_final_return_has_at_least_ten_episodes_if_there_are_ten(episodes: int, expected: float):
+    steps, returns = 10 * np.arange(1, episodes + 1), np.arange(episodes, dtype=float)
+    np.testing.assert_equal(final_return(steps, returns, 10 * episodes), expected)
 
 
 def audited(path: Path, trust: str, updates: list[tuple[float, float, float]]) -> Path:

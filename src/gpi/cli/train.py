@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpi.api import with_tensorboard
 from gpi.cli.parsing import ENV, EXAMPLES, EXIT_CODES, units, whole
 from gpi.config import GROUPS, Config
-from gpi.rundir.run import CURVE, FINAL_STEPS, Run
+from gpi.rundir.run import CURVE, FINAL_RETURN, Run
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -64,7 +64,7 @@ def run_train(parsed: argparse.Namespace) -> int:
 def closing(run: Run, signal: int | None) -> int:
     """Say how a run ended and where it is; return the exit code."""
     returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
-    print(f"final return (mean over the last {FINAL_STEPS:,} steps): {returns}")
+    print(f"final return ({FINAL_RETURN}): {returns}")
     if (run.dir / CURVE).exists():
         print(f"learning curve: {run.dir / CURVE}")
     if signal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import platform
 import time
@@ -19,12 +20,7 @@ LOCK = "run.lock"
 @contextmanager
 def claim(directory: Path) -> Iterator[None]:
     """Make and lock a new run directory; refuse one that holds other files, and remove it if the start fails."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--out {directory} cannot be made: {error.strerror}; name a directory you may write to"
-        ) from error
+    make(directory, exist_ok=True)
     refuse_foreign(directory, {path.name for path in directory.iterdir()})  # before anything is added to it
     with hold(directory):
         names = {path.name for path in directory.iterdir() if not files.LEFTOVER.fullmatch(path.name)}
@@ -44,6 +40,28 @@ def refuse_foreign(directory: Path, names: set[str]) -> None:
         raise UsageError(
             f"--out {directory} holds another run or other files; name a new directory, or remove that one"
         )
+
+
+def make(directory: Path, *, exist_ok: bool) -> None:
+    """Make a run directory; an existing one raises FileExistsError, unless that is allowed."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and not exist_ok:
+            raise
+        raise UsageError(
+            f"--out {directory} cannot be made: {error.strerror}; name a directory you may write to"
+        ) from error
+
+
+def make_new(path: Path) -> Path:
+    """Make a directory that nobody else has, and return it: `path`, or path-2, path-3 ... if that exists."""
+    for number in itertools.count(1):
+        directory = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        with suppress(FileExistsError):  # made by another run, perhaps in this very second
+            make(directory, exist_ok=False)
+            return directory
+    raise AssertionError  # the count never ends
 
 
 @contextmanager

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CURVE = "learning_curve.png"
 FINAL_STEPS = 204_800  # the authors' window: final performance is the mean return of the episodes that end in it
+FINAL_EPISODES = 10  # at least so many make a final return
+FINAL_RETURN = "mean of the episodes in the last tenth of the steps, at least of the last 10"
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,38 @@ class Run:
         return np.array([int(row["steps"]) for row in rows]), np.array([float(row["return"]) for row in rows])
 
     @property
+    def steps(self) -> dict[int, int]:
+        """The steps that each seed has taken."""
+        taken = dict.fromkeys(self.seeds, 0)
+        taken |= {int(row["seed"]): int(row["steps"]) for row in read_rows(self.dir / "metrics.csv")}
+        return taken
+
+    @property
     def returns(self) -> dict[int, float]:
-        """Final performance of each seed: mean return of the episodes of its last 204,800 steps (`FINAL_STEPS`)."""
-        return {seed: final_return(*self.episodes(seed)) for seed in self.seeds}
+        """Final return of each seed: mean of the episodes in the last tenth of its steps, at least of the last ten."""
+        taken = self.steps
+        return {seed: final_return(*self.episodes(seed), taken[seed]) for seed in self.seeds}
+
+    @property
+    def final_performance(self) -> dict[int, float]:
+        """Final performance of each seed, the study's figure: mean return of the episodes of its last 204,800 steps."""
+        return {seed: final_performance(*self.episodes(seed)) for seed in self.seeds}
 
     def policy(self, seed: int | None = None) -> Policy:
         """Return the final policy of a seed, by default the first."""
         return policy_file.load(self.dir, seed)
 
 
-def final_return(steps: np.ndarray, returns: np.ndarray) -> float:
+def final_return(steps: np.ndarray, returns: np.ndarray, taken: int) -> float:
+    """Return the mean of the episodes that ended in the last tenth of the steps taken, at least of the last ten.
+
+    Episodes are given in the order in which they ended; NaN if there is none.
+    """
+    count = max(int((10 * steps > 9 * taken).sum()), FINAL_EPISODES)
+    return float(returns[-count:].mean()) if len(returns) else float("nan")
+
+
+def final_performance(steps: np.ndarray, returns: np.ndarray) -> float:
     """Return the mean return of the episodes that ended in the last `FINAL_STEPS` steps; NaN if none did."""
     last = returns[steps > steps.max() - FINAL_STEPS] if len(steps) else returns
     return float(last.mean()) if len(last) else float("nan")

@@ -41,7 +41,7 @@ def train(
     """Train a population and write its run directory; return it, and the signal that cut it short, if one did."""
     make, callbacks = user or UserCode()
     job = resolve(config, make, callbacks)
-    directory = out or default_directory(job.config)
+    directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
         devices.prepare(job.config)
         check_environment(job, progress)
@@ -73,7 +73,7 @@ def resume(
 
 
 def default_directory(config: Config) -> Path:
-    """Return a new directory under runs/, named by time, algorithm and task."""
+    """Return the path of a directory under runs/, named by time, algorithm and task."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     task = re.sub(r"[^A-Za-z0-9._-]+", "-", config.short_task)
     return Path("runs") / f"{stamp}-{config.algorithm}-{task}"
