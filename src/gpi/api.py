@@ -20,7 +20,8 @@ def train(
 ) -> Run:  # fmt: skip
     """Train `algorithm` in `env` and return the Run; `settings` are the fields of `Config`, e.g. seeds and steps.
 
-    Ctrl-C ends the run after its iteration, with everything written, and returns the run so far.
+    Ctrl-C ends the run after its iteration, with everything written, and then raises KeyboardInterrupt, whose message
+    says how to continue; a second one ends the program at once.
 
     Args:
         algorithm: ppo, trpo, vmpo, geppo, getrpo or gevmpo.
@@ -42,7 +43,7 @@ def train(
     name = tasks.name_of(env) if callable(env) else env
     user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
     config = Config(task=name, algorithm=algorithm, **settings)
-    return training.train(config, Path(out) if out else None, user, quiet=quiet)[0]
+    return passing_on(*training.train(config, Path(out) if out else None, user, quiet=quiet))
 
 
 def resume(
@@ -58,7 +59,17 @@ def resume(
 
     user = training.UserCode(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))
     name = env if isinstance(env, str) else ""
-    return training.resume(directory_of(run), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)[0]
+    ended = training.resume(directory_of(run), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)
+    return passing_on(*ended)
+
+
+def passing_on(run: Run, number: int | None) -> Run:
+    """Return a run that no signal ended; otherwise pass the signal on, so that a loop around it ends too."""
+    from gpi.training.signals import pass_on
+
+    if number is not None:
+        pass_on(number, f"interrupted and saved: gpi.resume({str(run.dir)!r}) continues")
+    return run
 
 
 def audit(run: str | Path | Run) -> AuditSummary:

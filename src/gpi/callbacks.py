@@ -6,7 +6,7 @@ A callback that has a method `close` is closed when the run ends, however it end
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -108,7 +108,8 @@ class PrintEvery:
         """Print, if it is time."""
         if report.iteration % self.iterations == 0:
             returns = ", ".join(f"{seed}: {x:.1f}" for seed, x in zip(report.seeds, report.returns, strict=True))
-            self.show(f"{report.steps:,} steps, return by seed {returns}")
+            with suppress(BrokenPipeError):  # nobody reads it any more: no reason to end the run
+                self.show(f"{report.steps:,} steps, return by seed {returns}")
 
 
 class Evaluate:

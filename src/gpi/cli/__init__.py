@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 
 from gpi.cli.environments import add_check, add_tasks
+from gpi.cli.output import complain, silence
 from gpi.cli.parsing import EXAMPLES, EXIT_CODES, Parser
 from gpi.cli.policies import add_eval, add_export, add_record
 from gpi.cli.reports import add_audit, add_mixture, add_plot
 from gpi.cli.train import add_resume, add_train
 from gpi.errors import EnvironmentFault, GpiError
+from gpi.training.signals import starting
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    parsed = parser().parse_args(arguments)
     try:
-        return parsed.run(parsed)
+        with starting():
+            parsed = parser().parse_args(arguments)
+            code = parsed.run(parsed)
+        sys.stdout.flush()
+        return code
     except GpiError as error:
-        print(f"gpi: {error}{save_traceback(error)}", file=sys.stderr)
+        complain(f"{error}{save_traceback(error)}")
         return error.exit_code
     except KeyboardInterrupt:  # training has its own way to end
-        print("gpi: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        return 0
+        complain("interrupted")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # nobody reads the rest, as in `gpi tasks | head -1`; training goes on without a reader
+        silence()
+        return 128 + signal.SIGPIPE
 
 
 def save_traceback(error: GpiError) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, NoReturn
+
+from gpi.cli.output import complain
 
 EXIT_CODES = """exit codes:
   0 done (also with some seeds frozen: see the last lines and DONE)   1 a bug in gpi   2 bad input
   3 damaged or foreign file, or a run that cannot be resumed exactly  4 run directory in use
   5 disk full or not writable   6 the environment broke its contract  7 every seed diverged
-  130, 143 interrupted or terminated, everything saved: `gpi resume DIR` continues
+  129, 130, 143 hung up, interrupted or terminated, everything saved: `gpi resume DIR` continues
+  141 nobody read the output to its end (training never stops for that)
 """
 EXAMPLES = """examples:
   gpi train cheetah-run --algorithm geppo --seeds 5
@@ -34,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line that names `--help`, and exit with code 2."""
-        print(f"gpi: {message}; see `{self.prog} --help`", file=sys.stderr)
+        complain(f"{message}; see `{self.prog} --help`")
         raise SystemExit(2)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpi.api import with_tensorboard
+from gpi.cli.output import tell
 from gpi.cli.parsing import ENV, EXAMPLES, EXIT_CODES, units, whole
 from gpi.config import GROUPS, Config
 from gpi.rundir.run import CURVE, FINAL_RETURN, Run
@@ -64,13 +65,13 @@ def run_train(parsed: argparse.Namespace) -> int:
 def closing(run: Run, signal: int | None) -> int:
     """Say how a run ended and where it is; return the exit code."""
     returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
-    print(f"final return ({FINAL_RETURN}): {returns}")
+    tell(f"final return ({FINAL_RETURN}): {returns}")
     if (run.dir / CURVE).exists():
-        print(f"learning curve: {run.dir / CURVE}")
+        tell(f"learning curve: {run.dir / CURVE}")
     if signal is not None:
         task = run.config["task"]
         own = f" --env {task}" if ":" in task else ""
-        print(f"interrupted and saved: `gpi resume {run.dir}{own}` continues")
+        tell(f"interrupted and saved: `gpi resume {run.dir}{own}` continues")
         return 128 + signal
     return 0
 

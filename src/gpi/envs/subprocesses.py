@@ -46,7 +46,7 @@ def start_process(module: str, extra: dict[str, str], **options: Any) -> tuple[s
 
 def connect_to_parent() -> Connection:
     """Return the child's end of the pipe, and make sure that the child does not outlive its parent."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TextIO
 
 import numpy as np
@@ -68,13 +69,14 @@ class Progress:
             self.bar = self.live.add_task("compiling", total=None)
 
     def say(self, line: str) -> None:
-        """Show a line of text, above the bar where there is one."""
+        """Show a line of text, above the bar where there is one; training goes on where nobody can read it."""
         if self.quiet:
             return
-        if self.live is not None:
-            self.live.console.print(line, markup=False, highlight=False)
-        else:
-            print(line, file=self.stream, flush=True)
+        with suppress(OSError):  # the pipe is closed, the terminal gone, the disk of the log full
+            if self.live is not None:
+                self.live.console.print(line, markup=False, highlight=False)
+            else:
+                print(line, file=self.stream, flush=True)
 
     def begin(self, steps: int = 0) -> None:
         """Start the clock of the first iteration, when each agent has taken `steps`."""
@@ -97,4 +99,5 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was."""
         if self.live is not None:
-            self.live.stop()
+            with suppress(OSError):
+                self.live.stop()

@@ -175,7 +175,7 @@ class Session:
         trainer, tables, config = run.trainer, run.tables, self.job.config
         self.progress.begin(tables.slowest())
         try:
-            for it in () if tables.all_frozen() else trainer.iterations(config.steps):
+            for it in () if tables.all_frozen() or interrupt.signal else trainer.iterations(config.steps):
                 report = self._report(run, it.number, tables.add(it))
                 self.progress.show(report)
                 self.first = self.first or time.perf_counter() - self.began

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """Remembers the first SIGINT or SIGTERM, so that the iteration can end properly; the second ends at once."""
+    """Remembers the first signal that asks a run to end, so that the iteration can; the second ends it at once."""
 
     def __init__(self) -> None:
         """Start without a signal."""
@@ -24,16 +24,58 @@ class Interrupt:
         self.signal = number
 
 
+class Starting:
+    """Raises KeyboardInterrupt at Ctrl-C, and remembers it: an import that swallows the exception hides it from us."""
+
+    def __init__(self) -> None:
+        """Start without a signal."""
+        self.interrupted = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle Ctrl-C."""
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Let signals end the run after its iteration; only in the main thread, as Python allows handlers nowhere else."""
+    """Let Ctrl-C, SIGTERM and SIGHUP end the run after its iteration.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored. Python allows handlers in the main thread only.
+    """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    starting = before[signal.SIGINT]
     try:
+        if isinstance(starting, Starting) and starting.interrupted:
+            raise KeyboardInterrupt
         yield interrupt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Keep a Ctrl-C of the first moments, when imports may swallow it, for `interruptible`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, Starting())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def pass_on(number: int, saved: str) -> None:
+    """Let a signal that ended a run do what it would have done without one; Ctrl-C raises KeyboardInterrupt."""
+    if number == signal.SIGINT and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        raise KeyboardInterrupt(saved)
+    signal.raise_signal(number)
