@@ -14,6 +14,7 @@ from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
 from gpi.envs import dmc
 from gpi.errors import UsageError
 
+MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 
@@ -84,6 +85,7 @@ def validate(config: Config) -> None:
         )
     for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every"):
         require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
+    require(config, "steps", config.steps <= MAX_STEPS, f"must be at most {MAX_STEPS:,}", "use 1e6")
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
     require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
     require(config, "eps", 0.0 < config.eps < math.inf, "must be positive", "use 0.2")

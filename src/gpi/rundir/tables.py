@@ -7,7 +7,7 @@ import io
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -196,11 +196,8 @@ class RunTables:
             table.close()
 
     def slowest(self) -> int:
-        """Return the steps that decide the end: of the slowest seed that can learn, or of the fastest if none can."""
-        alive = [
-            int(steps) for seed, steps in zip(self.job.seeds, self.steps, strict=True) if str(seed) not in self.frozen
-        ]
-        return min(alive) if alive else int(self.steps.max())
+        """Return the steps that decide the end of the run."""
+        return slowest(self.job.seeds, self.steps.tolist(), self.frozen)
 
     def all_frozen(self) -> bool:
         """Return whether every seed is frozen."""
@@ -208,7 +205,18 @@ class RunTables:
 
     def faults(self) -> str:
         """Describe which seeds are frozen, since when, and why."""
-        return ", ".join(
-            f"seed {seed} at iteration {fault['iteration']} ({fault['stage']} not finite)"
-            for seed, fault in self.frozen.items()
-        )
+        return describe(self.frozen)
+
+
+def slowest(seeds: Iterable[int], steps: Sequence[int], frozen: Container[str]) -> int:
+    """Return the steps of the slowest seed that can still learn, or of the fastest if none can."""
+    alive = [count for seed, count in zip(seeds, steps, strict=True) if str(seed) not in frozen]
+    return min(alive) if alive else max(steps)
+
+
+def describe(frozen: Mapping[str, Fault]) -> str:
+    """Say which seeds are frozen, since when, and why; those that met the same fault together."""
+    together: dict[str, list[str]] = {}
+    for seed, fault in frozen.items():
+        together.setdefault(f"at iteration {fault['iteration']} ({fault['stage']} not finite)", []).append(seed)
+    return ", ".join(f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {why}" for why, seeds in together.items())

@@ -20,7 +20,7 @@ from gpi import files
 from gpi.callbacks import Report, close_all
 from gpi.envs import tasks
 from gpi.envs.faults import traceback_of
-from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError
+from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError, UsageError
 from gpi.evaluation import Evaluation, play
 from gpi.machine import cores
 from gpi.policy_file import policy_of, save
@@ -28,7 +28,7 @@ from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.rundir.resume import find_checkpoint, identity_of
 from gpi.rundir.run import CURVE, Run
-from gpi.rundir.tables import RunTables
+from gpi.rundir.tables import RunTables, describe, slowest
 from gpi.standalone import Facts
 from gpi.training.about import environment_facts, headline, write_config, write_done
 from gpi.training.devices import Device, learning_devices, machine_identity
@@ -65,6 +65,7 @@ class Session:
         self.first: float | None = None  # seconds to the first iteration
         self.stopped = False  # by a callback
         self.saved = -1  # the iteration of the newest checkpoint
+        self.announced: set[str] = set()  # seeds that were said to be frozen
 
     def start(self) -> tuple[Run, int | None]:
         """Train from the beginning; return the run, and the signal that cut it short, if one did."""
@@ -82,6 +83,8 @@ class Session:
         with self._in_environments() as (pool, devices, interrupt):
             trainer, identity = self._trainer(pool, devices)
             found = find_checkpoint(self.directory, trainer.layout(), identity, allow_drift=allow_drift)
+            if found.checkpoint is not None:
+                require_not_fewer(self.directory, self.job, about, taken_at(found.checkpoint, self.job))
             self.progress.say(headline(self.job, devices, self.directory))
             for line in found.skipped:
                 self.progress.say(f"skipped {line}")
@@ -178,6 +181,7 @@ class Session:
         try:
             for it in () if tables.all_frozen() or interrupt.signal else trainer.iterations(config.steps):
                 report = self._report(run, it.number, tables.add(it))
+                self._announce(tables)
                 self.progress.show(report)
                 self.first = self.first or time.perf_counter() - self.began
                 fault = self._call_back(report)
@@ -188,6 +192,14 @@ class Session:
         except EnvironmentFault as error:
             return error
         return None
+
+    def _announce(self, tables: RunTables) -> None:
+        """Say which seeds have been frozen since this was last called."""
+        new = {seed: fault for seed, fault in tables.frozen.items() if seed not in self.announced}
+        if new:
+            others = "" if tables.all_frozen() else "; the others go on"
+            self.progress.say(f"warning: frozen at its last good state: {describe(new)}{others}")
+        self.announced |= new.keys()
 
     def _call_back(self, report: Report) -> Exception | None:
         """Call every callback, under the user's JAX settings; return the error of one that fails: it ends the run."""
@@ -272,6 +284,23 @@ def make_environments(job: Job, x64: bool | None = None) -> CompiledPool | HostP
         return tasks.make_pool(job.task, seeds, threads, first_core, job.make, around)
 
 
+def taken_at(found: Checkpoint, job: Job) -> int:
+    """Return the steps that a run had taken at a checkpoint; 0 if the checkpoint does not say: it is refused later."""
+    try:
+        return slowest(job.seeds, found.state["steps"], found.state["frozen"])
+    except (KeyError, TypeError, ValueError):
+        return 0
+
+
+def require_not_fewer(directory: Path, job: Job, about: Facts, taken: int) -> None:
+    """Raise UsageError if a resumed run is to end at fewer steps than it has taken: nothing can be untrained."""
+    asked, before = job.config.steps, about["config"].get("steps")
+    if asked < taken and asked != before:
+        raise UsageError(
+            f"steps = {asked:,} is below the {taken:,} that {directory} has taken; name more, or leave --steps out"
+        )
+
+
 def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, str]]:
     """Return everything needed to build member p's policy: theta, normaliser, task, and facts about it."""
     import jax
@@ -308,7 +337,7 @@ def every_seed_frozen(directory: Path, job: Job, tables: RunTables) -> DivergedE
 
 def warn(run: Running, progress: Progress) -> None:
     """Print closing lines about anything that needs attention."""
-    if run.tables.frozen:
+    if run.tables.frozen and not run.tables.all_frozen():  # otherwise the error says it
         progress.say(f"warning: frozen at their last good state: {run.tables.faults()}")
     low = [seed for p, seed in enumerate(run.trainer.job.seeds) if learned(run, p)[0].at_floor()]
     if low:

@@ -17,11 +17,13 @@ from gpi.envs.checks import check
 from gpi.errors import FileError, UsageError
 from gpi.rundir import lock
 from gpi.rundir.run import Run, open_run
+from gpi.rundir.tables import slowest
 from gpi.standalone import Facts
 from gpi.training import devices
 from gpi.training.job import Job, resolve
+from gpi.training.memory import require_memory
 from gpi.training.progress import Progress
-from gpi.training.session import Session
+from gpi.training.session import Session, require_not_fewer
 
 if TYPE_CHECKING:
     from gpi.callbacks import Callback
@@ -41,6 +43,7 @@ def train(
     """Train a population and write its run directory; return it, and the signal that cut it short, if one did."""
     make, callbacks = user or UserCode()
     job = resolve(config, make, callbacks)
+    require_memory(job)
     directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
         devices.prepare(job.config)
@@ -63,9 +66,11 @@ def resume(
         with Progress(job.config.seeds, quiet=quiet) as progress:
             done = read_done(directory)
             if done is not None and done["complete"] and reached(done, job):
+                require_not_fewer(directory, job, about, slowest(job.seeds, done["steps"], done["frozen"]))
                 more = f"to train it further, name more: --steps {2 * job.config.steps}"
                 progress.say(f"{directory} is complete; {more}")
                 return Run(directory), None
+            require_memory(job)
             threads = about["runtime"]["PJRT_NPROC"]
             if threads or "jax" not in sys.modules:  # else the run has the devices of a JAX that others had started
                 devices.prepare(job.config, threads)
@@ -101,8 +106,8 @@ def reached(done: Facts, job: Job) -> bool:
     if len(done["steps"]) != len(job.seeds):
         found = f"{len(done['steps'])} counts of steps for {len(job.seeds)} seeds"
         raise FileError(f"DONE cannot be used: it has {found}; remove it to resume")
-    alive = [steps for seed, steps in zip(job.seeds, done["steps"], strict=True) if str(seed) not in done["frozen"]]
-    return all(steps >= job.config.steps for steps in alive)
+    alive = [seed for seed in job.seeds if str(seed) not in done["frozen"]]
+    return not alive or slowest(job.seeds, done["steps"], done["frozen"]) >= job.config.steps
 
 
 def read_job(directory: Path, make: Make | None = None, callbacks: Sequence[Callback] = ()) -> tuple[Job, Facts]:

@@ -1,0 +1,51 @@
+"""Memory: what a run needs at least, so that an impossible size is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from gpi.config import Config, plan_of
+from gpi.envs import dmc
+from gpi.errors import UsageError
+from gpi.machine import available_memory
+from gpi.training.job import Job
+
+STATES = 8  # copies of the networks: parameters and Adam's two moments, the same in an update, and in a checkpoint
+FLOAT = 4
+PROGRAM = 600 * 2**20  # Python, JAX and its compiled programs; measured: 900 MiB
+DMC_ENVIRONMENT = 6 * 2**20  # MuJoCo's model and arena; measured: 7 to 9 MiB
+SIZES = ("seeds", "num_envs", "n", "B", "hidden")
+
+
+def require_memory(job: Job, available: int | None = None) -> None:
+    """Raise UsageError if a run needs more memory than there is; `available` in bytes, by default this machine's."""
+    config, needed = job.config, memory_needed(job.config)
+    available = available_memory() if available is None else available
+    if needed <= available:
+        return
+    sizes = {name: getattr(config, name) for name in SIZES}
+    usual = {field.name: field.default for field in dataclasses.fields(Config)}
+    guilty = [name for name in SIZES if memory_needed(dataclasses.replace(config, **{name: usual[name]})) <= available]
+    options = " or ".join("--" + name.replace("_", "-") for name in guilty)
+    values = ", ".join(f"{name} = {value}" for name, value in sizes.items() if value != usual[name])
+    raise UsageError(
+        f"{values or 'the run'} needs at least {needed / 2**30:,.1f} GiB of memory, this machine has "
+        f"{available / 2**30:,.1f} GiB free; use {f'a smaller {options}' if options else 'smaller sizes'}"
+    )
+
+
+def memory_needed(config: Config) -> int:
+    """Return the bytes that a run needs at least.
+
+    A lower bound: of a task that only its environment can describe, one observation and one action are counted.
+    """
+    spec, plan = dmc.TASKS.get(config.short_task), plan_of(config)
+    observations, actions = (spec.observation_size, spec.action_size) if spec else (1, 1)
+    layers = [observations, *config.hidden]
+    networks = 2 * sum(a * b for a, b in itertools.pairwise(layers)) + layers[-1] * (actions + 1)
+    rows = len(plan.nu) * plan.steps
+    row = 2 * observations + actions + 4  # two observations, the action, reward, log-probability, flags
+    samples = rows * (3 * row + 2 * sum(config.hidden))  # raw, normalised, as one sample; the networks' layers
+    environments = config.num_envs * (DMC_ENVIRONMENT if spec else 0)
+    return PROGRAM + config.seeds * (FLOAT * (networks * STATES + samples) + environments)
