@@ -165,7 +165,7 @@ def test_values_that_are_not_finite_freeze_their_seed(
 
     if only is None:
         with pytest.raises(
-            EnvironmentFault, match=r"every seed met seed 0 at iteration \d+ \(observation not finite\)"
+            EnvironmentFault, match=r"every seed is frozen: seeds 0, 1 at iteration \d+ \(observation not finite\)"
         ):
             train()
     else:

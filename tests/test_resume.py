@@ -631,7 +631,7 @@ def test_a_frozen_seed_stays_frozen_when_resumed(tmp_path: Path, monkeypatch: py
 
 def test_when_every_seed_diverged_the_run_ends_with_7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     poisoned(monkeypatch, [0, 1], 2, "action")
-    with pytest.raises(DivergedError, match="seed 1 at iteration 2") as error:
+    with pytest.raises(DivergedError, match=r"seeds 0, 1 at iteration 2 \(ratio not finite\)") as error:
         gpi.train("geppo", TASK, steps=60000, out=tmp_path / "run", quiet=True, **TINY)
     assert error.value.exit_code == 7
     assert json.loads((tmp_path / "run" / "DONE").read_text())["iterations"] == 2

@@ -330,7 +330,7 @@ def every_seed_frozen(directory: Path, job: Job, tables: RunTables) -> DivergedE
     where = f"{directory} has their last good policies"
     if {fault["stage"] for fault in tables.frozen.values()} <= {"observation", "reward"}:
         return EnvironmentFault(
-            f"{job.config.task}: every seed met {tables.faults()}; fix the environment and train again; {where}"
+            f"{job.config.task}: every seed is frozen: {tables.faults()}; fix the environment and train again; {where}"
         )
     return DivergedError(f"every seed diverged: {tables.faults()}; {where}")
 
