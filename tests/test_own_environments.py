@@ -248,7 +248,7 @@ def test_a_run_whose_seeds_are_all_frozen_says_so_when_resumed(tmp_path: Path, m
     with pytest.raises(EnvironmentFault):
         gpi.train("ppo", envs_own.Poisoned, out=tmp_path / "r", steps=9000, **TINY)
     before = done(gpi.Run(tmp_path / "r"))
-    with pytest.raises(EnvironmentFault, match="every seed met"):
+    with pytest.raises(EnvironmentFault, match="every seed is frozen"):
         gpi.resume(tmp_path / "r", env=envs_own.Poisoned, quiet=True)
     after = done(gpi.Run(tmp_path / "r"))
     assert not after["complete"] and after["iterations"] == before["iterations"]
