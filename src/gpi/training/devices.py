@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from gpi.config import Config
 from gpi.errors import UsageError
+from gpi.machine import cores
 
 VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "gymnasium", "numpy")
 
@@ -19,11 +20,6 @@ class Device(Protocol):
     """A JAX device."""
 
     platform: str
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_devices(config: Config) -> int:

@@ -22,6 +22,7 @@ from gpi.envs import tasks
 from gpi.envs.faults import traceback_of
 from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError
 from gpi.evaluation import Evaluation, play
+from gpi.machine import cores
 from gpi.policy_file import policy_of, save
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
@@ -30,7 +31,7 @@ from gpi.rundir.run import CURVE, Run
 from gpi.rundir.tables import RunTables
 from gpi.standalone import Facts
 from gpi.training.about import environment_facts, headline, write_config, write_done
-from gpi.training.devices import Device, cores, learning_devices, machine_identity
+from gpi.training.devices import Device, learning_devices, machine_identity
 from gpi.training.job import Job
 from gpi.training.progress import Progress
 from gpi.training.signals import Interrupt, interruptible
