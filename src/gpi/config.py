@@ -16,6 +16,11 @@ from gpi.errors import UsageError
 
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
+SYNONYMS: dict[str, str] = {
+    "learning_rate": "lr", "n_steps": "n", "total_timesteps": "steps", "clip_range": "eps", "n_epochs": "epochs",
+    "net_arch": "hidden", "n_envs": "num_envs", "timesteps": "steps", "num_steps": "steps", "env": "task",
+}  # fmt: skip
+"""What other libraries call the settings."""
 
 
 def setting(default: Any, help: str, group: str) -> Any:
