@@ -89,6 +89,9 @@ def validate(config: Config) -> None:
         )
     for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every"):
         require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
+    require(
+        config, "B", config.B <= 10_000, "must be at most 10000", "use 2 as the paper does"
+    )  # 3 B policies are kept
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
     require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
     require(config, "eps", 0.0 < config.eps < math.inf, "must be positive", "use 0.2")

@@ -65,7 +65,7 @@ class Settings(NamedTuple):
         try:
             yield
         except UsageError as error:
-            found = re.match(r"(?:unknown )?(\w+) (?:=|')|.*--([\w-]+)", str(error))
+            found = re.match(r"(?:unknown )?(\w+) (?:=|')|.*?--([\w-]+)", str(error))
             name = (found[1] or found[2]).replace("-", "_") if found else ""
             if name not in self.values or name in typed:
                 raise
@@ -112,7 +112,7 @@ def meant(name: str) -> str:
     if name.lower() in SYNONYMS:
         return f"; {SYNONYMS[name.lower()]!r} is its name here"
     found = difflib.get_close_matches(name, known, n=1)
-    return f"; the nearest is {found[0]!r}" if found else f"; the settings are {', '.join(known)}"
+    return f"; the nearest is {found[0]!r}" if found else "; `gpi train --help` has them all"
 
 
 def combined(file: Settings, typed: Mapping[str, object]) -> Config:
@@ -143,16 +143,21 @@ def _no_task(file: Settings) -> NoReturn:
 def read_toml(path: Path) -> Document:
     """Read a TOML file, and find the line of every key in it."""
     name, text = printable(path), read_text(path)
+    dots = DOTTED.search(text)
+    if dots:  # tomllib needs memory and time with the square of their number
+        raise FileError(f"{name}:{text.count(chr(10), 0, dots.start()) + 1}: a key of too many parts; use fewer dots")
     try:
         data = tomllib.loads(text)
         too_deep = _deeper(data, files.DEPTH_LIMIT)
     except RecursionError:
         data, too_deep = {}, True
-    except ValueError as error:  # TOMLDecodeError, or a number with more digits than Python reads
+    except tomllib.TOMLDecodeError as error:
         found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
-        line = int(found[1] or text.count("\n") + 1) if found else 0
+        line = int((found and found[1]) or text.rstrip().count("\n") + 1)
         said = str(error)[: found.start()] if found else str(error)
-        raise FileError(f"{name}{f':{line}' if line else ''}: not TOML: {_brief(said)}; correct it") from error
+        raise FileError(f"{name}:{line}: not TOML: {_brief(said)}; correct it") from error
+    except ValueError as error:
+        raise FileError(f"{name}: a number has more digits than can be read; use fewer") from error
     if too_deep:
         raise FileError(f"{name}: tables or arrays are nested more than {files.DEPTH_LIMIT} deep; flatten them")
     return Document(name, data, _lines(text, toml=True))
@@ -208,6 +213,7 @@ def _deeper(value: object, limit: int) -> bool:
 
 # --- lines --------------------------------------------------------------------------------------------------------
 
+DOTTED = re.compile(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}")
 BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 STRING = re.compile(
     r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})' r"|'''.*?'''(?:'{0,2})" r'|"(?:[^"\\\n]|\\.)*"' r"|'[^'\n]*'", re.DOTALL

@@ -17,8 +17,8 @@ def add_doctor(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "doctor", help="is everything here that training needs? what is missing, with its remedy",
         description="Look at the machine and at what is installed, try it, and say how to put right whatever is not. "
-        "ok: as it should be. note: something that not everybody needs is missing. problem: training does not work, and "
-        "the exit code is 2.",
+        "ok: as it should be. note: something that not everybody needs is missing. problem: training does not work; "
+        "the exit code is then 2.",
     )  # fmt: skip
     verb.add_argument("--json", action="store_true", help="print one JSON object")
     verb.set_defaults(run=run_doctor)
