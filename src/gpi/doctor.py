@@ -29,6 +29,7 @@ from gpi.training.devices import compilation_cache
 State = Literal["ok", "note", "problem"]
 PATIENCE = 120.0  # seconds for JAX or a simulator to start, on a slow and busy machine
 GIB = 2**30
+RAISED = re.compile(r"[\w.]*(?:Error|Exception|Fault|Exit|Interrupt): ")  # where a traceback says what was raised
 USE_JAX = """
 import json, jax
 jax.numpy.ones(2).sum().block_until_ready()
@@ -221,7 +222,7 @@ class Tried(NamedTuple):
 def attempt(program: str, timeout: float = PATIENCE, **environment: str) -> Tried:
     """Run a Python program in a process of its own; whatever happens to it is an answer."""
     paths = [os.path.abspath(path) for path in sys.path if path and os.path.abspath(path) != os.getcwd()]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_TRACEBACK_FILTERING": "off", **environment}
     return run([sys.executable, "-P", "-c", program], timeout, variables)
 
 
@@ -238,8 +239,9 @@ def run(command: Sequence[str], timeout: float, variables: dict[str, str] | None
         except OSError as error:
             return Tried(False, error.strerror or type(error).__name__)
     said = [line.strip() for line in (done.stderr if done.returncode else done.stdout).splitlines() if line.strip()]
-    last = said[-1] if said else f"exit code {done.returncode}" if done.returncode else ""
-    return Tried(done.returncode == 0, one_line(re.sub(r"^[\w.]+\.(\w+: )", r"\1", last)))
+    raised = [line.split(".", line.partition(":")[0].count("."))[-1] for line in said if RAISED.match(line)]
+    last = (raised if done.returncode and raised else said or [f"exit code {done.returncode}"])[-1]
+    return Tried(done.returncode == 0, one_line(last))
 
 
 class Devices(NamedTuple):
