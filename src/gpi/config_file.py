@@ -6,8 +6,6 @@ A file names no code: the 28 tasks and registered Gymnasium ids only.
 from __future__ import annotations
 
 import bisect
-import dataclasses
-import difflib
 import os
 import re
 import tomllib
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from gpi import files
-from gpi.config import SYNONYMS, Config, checked_type
+from gpi.config import SYNONYMS, Config, checked_type, nearest
 from gpi.errors import FileError, UsageError
 from gpi.standalone import Facts
 
@@ -98,7 +96,9 @@ def checked(found: Settings) -> Settings:
     values: dict[str, object] = {}
     for name, value in found.values.items():
         if name not in kinds:
-            raise UsageError(f"{found.where(name)}: unknown setting {files.shown(name)}{meant(name)}")
+            near = nearest(name, kinds)
+            words = meant(name, repr(near)) if near else "; `gpi train --help` has them all"
+            raise UsageError(f"{found.where(name)}: unknown setting {files.shown(name)}{words}")
         try:
             values[name] = checked_type(name, value, kinds[name])
         except UsageError as error:
@@ -106,13 +106,12 @@ def checked(found: Settings) -> Settings:
     return found._replace(values=values)
 
 
-def meant(name: str) -> str:
-    """Return words that say which setting an unknown name probably means."""
-    known = [field.name for field in dataclasses.fields(Config)]
-    if name.lower() in SYNONYMS:
-        return f"; {SYNONYMS[name.lower()]!r} is its name here"
-    found = difflib.get_close_matches(name, known, n=1)
-    return f"; the nearest is {found[0]!r}" if found else "; `gpi train --help` has them all"
+def meant(name: str, near: str | None) -> str:
+    """Return words that say what an unknown name means: gpi's own for another library's, or the nearest."""
+    if near is None:
+        return ""
+    known = name.lower().replace("-", "_") in SYNONYMS
+    return f"; {near} is its name here" if known else f"; the nearest is {near}"
 
 
 def combined(file: Settings, typed: Mapping[str, object]) -> Config:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpi.config import SYNONYMS
+from gpi.config import nearest
+from gpi.config_file import meant
 
 ENV = "the environment by name; needed for your own, because no run directory may name code to import"
 
@@ -55,34 +55,26 @@ class Parser(argparse.ArgumentParser):
             return f"{self.prog} has no use for {word!r}"
         if name.replace("_", "-") in self.hints:
             return self.hints[name.replace("_", "-")]
-        setting = SYNONYMS.get(name.lstrip("-").replace("-", "_").lower(), "")
-        option = "--" + setting.replace("_", "-")
-        if option in self._option_string_actions:
-            return f"unknown option {name} of {self.prog}; {option} is its name here"
-        positional = [action.metavar for action in self._get_positional_actions() if action.dest == setting]
-        if positional:
-            return f"unknown option {name} of {self.prog}; {positional[0]} is named without an option"
-        return f"unknown option {name} of {self.prog}{nearest(name.replace('_', '-'), self._option_string_actions)}"
+        known = {action.dest: str(action.metavar) for action in self._get_positional_actions()}
+        near = nearest(name, [*self._option_string_actions, *known])
+        if near in known:
+            return f"unknown option {name} of {self.prog}; {known[near]} is named without an option"
+        return f"unknown option {name} of {self.prog}{meant(name.strip('-'), near)}"
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """Raise unless a value is one of the choices, and name the nearest."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
+        near = meant(str(value), nearest(str(value), choices))
         if action.metavar == "COMMAND":
-            self.error(f"unknown command {value!r}{nearest(str(value), choices)}")
+            self.error(f"unknown command {value!r}{near}")
         name = "/".join(action.option_strings) or action.dest
-        self.error(f"{name} {value!r} must be one of {', '.join(choices)}{nearest(str(value), choices)}")
+        self.error(f"{name} {value!r} must be one of {', '.join(choices)}{near}")
 
 
 if TYPE_CHECKING:  # argparse does not export the type
     Verbs = argparse._SubParsersAction[Parser]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return words that name what was probably meant; empty if nothing known is near."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f"; the nearest is {found[0]}" if found else ""
 
 
 def whole(text: str) -> int:
