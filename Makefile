@@ -15,6 +15,7 @@ setup: .venv/.installed ## prepare .venv; works again only when pyproject.toml h
 	@echo "setup: installing gpi-rl with its tests and tools into .venv"
 	@$(PIP) --editable '.[dev]'
 	@touch $@
+	@echo "setup: done; next: '. .venv/bin/activate', then 'gpi doctor' and 'gpi train cheetah-run --steps 200000'"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from html import escape
 from posixpath import dirname, join, normpath
@@ -12,7 +13,7 @@ from math_core import LatexError, LatexToMathML
 from pymdownx.slugs import slugify
 from pymdownx.superfences import SuperFencesException
 
-SETTINGS = "<!-- settings -->"
+SETTINGS, COMMANDS = "<!-- settings -->", "<!-- commands -->"
 TAG = re.compile(r"\\tag\{([^}]*)\}")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
 NAME = re.compile(r"(?<!\">)<code>(gpi(?:\.\w+)+)</code>")
@@ -42,6 +43,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     if SETTINGS in markdown:
         markdown = markdown.replace(SETTINGS, settings())
+    if COMMANDS in markdown:
+        markdown = markdown.replace(COMMANDS, commands())
     return LINK.sub(kept, markdown.replace("<details>", '<details markdown="1">'))
 
 
@@ -62,6 +65,17 @@ def settings() -> str:
         default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         rows.append(f"| `{field.name}` | {default} | {field.metadata['help']} |")
     return "\n".join(rows)
+
+
+def commands() -> str:
+    """The help of every command, as 80 columns show it."""
+    from gpi.cli import parser
+    from gpi.cli.guide import COMMANDS as GROUPED
+
+    os.environ["COLUMNS"] = "80"  # argparse asks for the width of the terminal
+    verbs = next(action for action in parser()._actions if action.metavar == "COMMAND").choices
+    names = [name for group in GROUPED.values() for name in group]
+    return "\n".join(f"### gpi {name}\n\n```text\n{verbs[name].format_help()}```\n" for name in names)
 
 
 def equation(source: str, *_: Any, **__: Any) -> str:

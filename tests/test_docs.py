@@ -12,6 +12,7 @@ import pytest
 from cases import Family
 
 from gpi.cli import parser
+from gpi.cli.guide import COMMANDS
 from gpi.rundir.tables import EPISODES, METRICS, TIMING
 
 ROOT = Path(__file__).parent.parent
@@ -124,16 +125,24 @@ def test_commands_in_the_docs_are_commands():
 def test_commands_in_the_text_are_commands():
     (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     options = {option for verb in action.choices.values() for option in verb._option_string_actions}
+    options |= set(parser()._option_string_actions)
     for page in pages():
         if page.name == "CHANGELOG.md":
             continue  # it mentions options that are gone
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for code in re.findall(r"`([^`\n]+)`", prose):
-            if code.startswith("gpi "):
+            if code.startswith("gpi ") and not code.startswith("gpi --"):
                 assert code.split()[1] in action.choices, f"{page.name}: {code}"
             if code.startswith(("gpi ", "--")):
                 for option in re.findall(r"(?<![\w-])--[\w-]+", code):
                     assert option in options, f"{page.name}: {option} is not an option"
+
+
+def test_every_command_is_in_the_page_about_the_command_line():
+    (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    assert [row[0].strip("`") for row in rows(page)] == [f"gpi {name}" for group in COMMANDS.values() for name in group]
+    assert {name for group in COMMANDS.values() for name in group} == set(action.choices)
 
 
 @pytest.mark.parametrize("file", TABLES)

@@ -1,5 +1,6 @@
 """The documentation site builds without a warning, and everything that its pages name exists."""
 
+import argparse
 import ast
 import dataclasses
 import importlib
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpi.cli import main
+from gpi.cli import main, parser
 from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.theory.mixture import mixture
@@ -26,7 +27,7 @@ yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-GUIDES = ["index.md", "quickstart.md", "environments.md", "choosing.md"]
+GUIDES = ["index.md", "quickstart.md", "command-line.md", "environments.md", "choosing.md"]
 PAGES = [*GUIDES, "algorithms/index.md", *(f"algorithms/{name}.md" for name in ALGORITHMS)]
 EQUATION = {"ppo": 13, "geppo": 14, "trpo": 15, "getrpo": 16, "vmpo": 18, "gevmpo": 19}
 SECTIONS = ["Background", "Quick facts", "Key equations", "Exploration", "Pseudocode", "Parameters", "References"]
@@ -137,6 +138,16 @@ def test_public_names_are_in_the_api_reference(build):
         assert any(anchor in html for anchor in ids), f"gpi.{name} is not in the API reference"
     for field in dataclasses.fields(Config):
         assert f"<td><code>{field.name}</code></td>" in html, f"Config.{field.name} is not in the API reference"
+
+
+def test_every_option_is_on_the_page_about_the_command_line(build):
+    _, site = build
+    html = (site / "command-line.html").read_text(encoding="utf-8")
+    (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, verb in action.choices.items():
+        section = html.split(f'id="gpi-{name}"')[1].split("<h3")[0]
+        for option in verb._option_string_actions:
+            assert option in section, f"gpi {name} {option}"
 
 
 def test_extras_are_extras():

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import math
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,24 @@ from gpi.errors import UsageError
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
+SYNONYMS = {
+    "learning_rate": "lr", "policy_lr": "lr", "actor_lr": "lr", "pi_lr": "lr",
+    "critic_lr": "value_lr", "vf_lr": "value_lr", "value_learning_rate": "value_lr",
+    "total_timesteps": "steps", "timesteps": "steps", "num_timesteps": "steps", "total_steps": "steps",
+    "max_steps": "steps", "env_steps": "steps", "num_steps": "n", "n_steps": "n", "rollout_length": "n",
+    "batch": "n", "batch_size": "minibatches", "minibatch_size": "minibatches", "num_minibatches": "minibatches",
+    "n_minibatches": "minibatches", "nminibatches": "minibatches", "n_epochs": "epochs", "num_epochs": "epochs",
+    "update_epochs": "epochs", "noptepochs": "epochs", "clip_range": "eps", "clip_coef": "eps", "clip": "eps",
+    "clip_param": "eps", "cliprange": "eps", "epsilon": "eps", "clip_ratio": "eps", "net_arch": "hidden",
+    "hidden_sizes": "hidden", "hidden_units": "hidden", "layers": "hidden", "num_seeds": "seeds", "n_seeds": "seeds",
+    "random_seed": "seed", "n_envs": "num_envs", "nenvs": "num_envs", "discount": "gamma", "lam": "gae_lambda",
+    "lambda": "gae_lambda", "lmbda": "gae_lambda", "gae": "gae_lambda", "max_gradient_norm": "max_grad_norm",
+    "clip_grad": "max_grad_norm", "grad_clip": "max_grad_norm", "algo": "algorithm", "env": "task", "env_id": "task",
+    "environment": "task", "target_kl": "kl_slack", "n_jobs": "threads", "workers": "threads",
+    "num_workers": "threads", "save_freq": "checkpoint_every", "checkpoint_freq": "checkpoint_every",
+    "timeout": "step_timeout",
+}  # fmt: skip
+"""What settings are called elsewhere."""
 
 
 def setting(default: Any, help: str, group: str) -> Any:
@@ -79,13 +98,14 @@ def checked_types(config: Config) -> Config:
 def validate(config: Config) -> None:
     """Raise if a setting breaks its rule, whatever the task."""
     if config.algorithm not in ALGORITHMS:
-        nearest = difflib.get_close_matches(config.algorithm, ALGORITHMS, n=1, cutoff=0.0)[0]
-        raise UsageError(
-            f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; try {nearest!r}"
-        )
+        remedy = f"try {nearest(config.algorithm, ALGORITHMS) or 'geppo'!r}"
+        raise UsageError(f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; {remedy}")
     for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every"):
         require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
     require(config, "steps", config.steps <= MAX_STEPS, f"must be at most {MAX_STEPS:,}", "use 1e6")
+    require(
+        config, "B", config.B <= 10_000, "must be at most 10000", "use 2 as the paper does"
+    )  # 3 B policies are kept
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
     require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
     require(config, "eps", 0.0 < config.eps < math.inf, "must be positive", "use 0.2")
@@ -101,6 +121,15 @@ def validate(config: Config) -> None:
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that is meant by one that does not exist: as another library calls it, or spelt alike."""
+    plain = {other.lower().strip("-").replace("-", "_"): other for other in sorted(names)}
+    typed = name.lower().strip("-").replace("-", "_")
+    if SYNONYMS.get(typed, "").lower() in plain:
+        return plain[SYNONYMS[typed].lower()]
+    return next((plain[found] for found in difflib.get_close_matches(typed, plain, n=1, cutoff=0.6)), None)
 
 
 def validate_batch(config: Config, horizon: int | None) -> None:

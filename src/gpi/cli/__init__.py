@@ -8,9 +8,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from gpi.cli.doctor import add_doctor
 from gpi.cli.environments import add_check, add_tasks
+from gpi.cli.guide import Version, add_help, teach
 from gpi.cli.output import complain, silence
-from gpi.cli.parsing import EXAMPLES, EXIT_CODES, Parser
+from gpi.cli.parsing import Parser
 from gpi.cli.policies import add_eval, add_export, add_record
 from gpi.cli.reports import add_audit, add_mixture, add_plot
 from gpi.cli.train import add_resume, add_train
@@ -54,14 +56,12 @@ def save_traceback(error: GpiError) -> str:
 
 def parser() -> Parser:
     """Return the parser of all commands and their options."""
-    formatter = argparse.RawDescriptionHelpFormatter
     top = Parser(
-        prog="gpi",
+        prog="gpi", usage="gpi COMMAND [options]",
         description="Generalized Policy Improvement: train controllers from few samples, reusing data safely.",
-        epilog=f"{EXAMPLES}\n{EXIT_CODES}",
-        formatter_class=formatter,
-    )
-    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+    )  # fmt: skip
+    top.add_argument("--version", action=Version, nargs=0, help="show the versions of gpi, Python, JAX and EnvPool")
+    verbs = top.add_subparsers(metavar="COMMAND", prog="gpi", help=argparse.SUPPRESS)
     add_train(verbs)
     add_resume(verbs)
     add_check(verbs)
@@ -72,4 +72,7 @@ def parser() -> Parser:
     add_audit(verbs)
     add_mixture(verbs)
     add_tasks(verbs)
+    add_doctor(verbs)
+    add_help(top, verbs)
+    teach(top, verbs)
     return top

@@ -39,7 +39,11 @@ def run_check(parsed: argparse.Namespace) -> int:
 
 def add_tasks(verbs: Verbs) -> None:
     """Add `gpi tasks`."""
-    verb = verbs.add_parser("tasks", help="list the tasks that run on EnvPool; any other Gymnasium id works too")
+    verb = verbs.add_parser(
+        "tasks", help="list the tasks on EnvPool; any other Gymnasium id works too",
+        description="List the 28 DeepMind Control tasks with the numbers that an agent sees and does, and Gymnasium's "
+        "ids that EnvPool simulates. Any other registered Gymnasium id can be trained in too, and your own.",
+    )  # fmt: skip
     verb.add_argument("--json", action="store_true", help="print a JSON list")
     verb.set_defaults(run=run_tasks)
 

@@ -1,43 +1,76 @@
-"""The parser that the modules of the command line share, and how it reads numbers."""
+"""The parser that the modules of the command line share: its errors, its help, and how it reads numbers."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, NoReturn
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpi.cli.output import complain
+from gpi.config import nearest
+from gpi.config_file import meant
 
-EXIT_CODES = """exit codes:
-  0 done (also with some seeds frozen: see the last lines and DONE)   1 a bug in gpi   2 bad input
-  3 damaged or foreign file, or a run that cannot be resumed exactly  4 run directory in use
-  5 disk full or not writable   6 the environment broke its contract  7 every seed diverged
-  129, 130, 143 hung up, interrupted or terminated, everything saved: `gpi resume DIR` continues
-  141 nobody read the output to its end (training never stops for that)
-"""
-EXAMPLES = """examples:
-  gpi train cheetah-run --algorithm geppo --seeds 5
-  gpi train finger-spin --algorithm getrpo --kappa 0.5 --steps 300000 --out runs/spin
-  gpi train Pendulum-v1 --steps 200000
-  gpi check my_module:MyEnv-v0
-  gpi train my_module:MyEnv-v0 --num-envs 4 --backend processes
-  gpi resume runs/spin
-  gpi eval runs/spin --episodes 100
-  gpi record runs/spin --out spin.mp4
-  gpi export runs/spin --format onnx
-  gpi plot runs/a runs/b
-  gpi audit runs/a runs/b --out audit.png
-  gpi mixture --B 2 --kappa 0.5 --json
-"""
 ENV = "the environment by name; needed for your own, because no run directory may name code to import"
 
 
+class Help(argparse.HelpFormatter):
+    """Help that wraps text line by line: sentences are filled, examples keep their lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = []
+        for line in text.splitlines():
+            margin = indent + line[: len(line) - len(line.lstrip())]
+            wrapped = textwrap.wrap(
+                line, width, initial_indent=indent, subsequent_indent=margin, break_on_hyphens=False
+            )  # fmt: skip
+            lines += wrapped or [""]
+        return "\n".join(lines)
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, with the nearest name where one was mistyped."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"formatter_class": Help, **options})
+        self.hints: dict[str, str] = {}
+        """What to say about options that belong to another command."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line that names `--help`, and exit with code 2."""
-        complain(f"{message}; see `{self.prog} --help`")
+        complain(f"{' '.join(message.split())}; see `{self.prog} --help`")
         raise SystemExit(2)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse arguments, and refuse what is left over here: `gpi` itself does not know a command's options."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(self.unexpected(rest[0]))
+        return found, rest
+
+    def unexpected(self, word: str) -> str:
+        """Return what to say about an argument that this command does not have."""
+        name = word.partition("=")[0]
+        if not name.startswith("-"):
+            return f"{self.prog} has no use for {word!r}"
+        if name.replace("_", "-") in self.hints:
+            return self.hints[name.replace("_", "-")]
+        known = {action.dest: str(action.metavar) for action in self._get_positional_actions()}
+        near = nearest(name, [*self._option_string_actions, *known])
+        if near in known:
+            return f"unknown option {name} of {self.prog}; {known[near]} is named without an option"
+        return f"unknown option {name} of {self.prog}{meant(name.strip('-'), near)}"
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Raise unless a value is one of the choices, and name the nearest."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        near = meant(str(value), nearest(str(value), choices))
+        if action.metavar == "COMMAND":
+            self.error(f"unknown command {value!r}{near}")
+        name = "/".join(action.option_strings) or action.dest
+        self.error(f"{name} {value!r} must be one of {', '.join(choices)}{near}")
 
 
 if TYPE_CHECKING:  # argparse does not export the type

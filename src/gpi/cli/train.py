@@ -11,55 +11,100 @@ from typing import TYPE_CHECKING, Any
 
 from gpi.api import with_tensorboard
 from gpi.cli.output import tell
-from gpi.cli.parsing import ENV, EXAMPLES, EXIT_CODES, units, whole
+from gpi.cli.parsing import ENV, units, whole
 from gpi.config import GROUPS, Config
+from gpi.config_file import NO_FILE, combined, read_settings
+from gpi.core.plan import ALGORITHMS, TRUST_MODES
+from gpi.envs.tasks import BACKENDS
 from gpi.rundir.run import CURVE, FINAL_RETURN, Run
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
 
-TENSORBOARD = "also write TensorBoard events, into tb/ of the run directory"
+TENSORBOARD = "also write TensorBoard events, into tb/ of the run directory; `tensorboard --logdir runs` shows them"
+DESCRIPTION = """Train a population of seeds on one task, and write a run directory.
+
+Every setting has the paper's value unless you change it. Change first: TASK, --algorithm, --steps and --seeds; \
+then --kappa, if updates should be larger or use more data. The first four groups hold what most people ever touch.
+"""
+ABOUT = {
+    "task": "what to train in",
+    "algorithm": "how the policy improves, and how far one update may go",
+    "reuse": "how much data of earlier policies the algorithms geppo, getrpo and gevmpo use",
+    "run": "how long, how many agents, and what is written",
+    "environments": "how environments are treated; seldom changed",
+    "optimisation": "networks and steps of the optimiser; seldom changed",
+    "machine": "what the run may use of this machine",
+}
+CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS}
+METAVARS = {int: "N", float: "X", tuple[int, ...]: "N,N"}
 
 
 def add_train(verbs: Verbs) -> None:
     """Add `gpi train`, with one option per field of Config."""
     verb = verbs.add_parser(
-        "train", help="train a population of seeds on one task", epilog=f"{EXAMPLES}\n{EXIT_CODES}",
-        description="Train a population of seeds on one task. Defaults are the paper's settings.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "train", help="train a population of seeds on one task", description=DESCRIPTION,
+        usage="gpi train TASK [options]\n       gpi train --config FILE [options]",
     )  # fmt: skip
     kinds = typing.get_type_hints(Config)
-    groups = {name: verb.add_argument_group(name) for name in GROUPS}
+    groups = {name: verb.add_argument_group(name, ABOUT.get(name)) for name in GROUPS}
     for field in dataclasses.fields(Config):
         add_setting(groups[field.metadata["group"]], field, kinds[field.name])
     groups["run"].add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one in runs/)")
+    groups["run"].add_argument(
+        "--config", type=Path, metavar="FILE",
+        help="settings from a .toml file, or from a run directory to repeat it; what is typed here beats them",
+    )  # fmt: skip
     groups["run"].add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     verb.set_defaults(run=run_train)
 
 
 def add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> None:
-    """Add one field of Config as an option; the field without default is positional."""
+    """Add one field of Config as an option; the field without default is positional.
+
+    Whatever is not typed stays out of the parsed arguments: a file of settings may say it.
+    """
     text = field.metadata["help"].replace("%", "%%")
     if field.default is dataclasses.MISSING:
-        group.add_argument(field.name, metavar=field.name.upper(), help=text)
+        group.add_argument(field.name, nargs="?", default=argparse.SUPPRESS, metavar=field.name.upper(), help=text)
         return
     option = "--" + field.name.replace("_", "-")
-    shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-    text = text if shown is None else f"{text} (default: {shown})"
-    if kind in (bool, bool | None):
-        group.add_argument(option, default=field.default, action=argparse.BooleanOptionalAction, help=text)
+    if isinstance(kind, types.UnionType):  # bool | None
+        [kind] = set(typing.get_args(kind)) - {type(None)}
+    text += default_shown(field.default)
+    if kind is bool:
+        group.add_argument(option, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text)
         return
-    kind = units if isinstance(kind, types.GenericAlias) else whole if kind is int else kind
-    group.add_argument(option, dest=field.name, default=field.default, type=kind, metavar=field.name.upper(), help=text)
+    read = units if isinstance(kind, types.GenericAlias) else whole if kind is int else kind
+    choices = CHOICES.get(field.name)
+    metavar = f"{{{','.join(choices)}}}" if choices else METAVARS.get(kind, field.name.upper())
+    group.add_argument(option, dest=field.name, default=argparse.SUPPRESS, type=read, metavar=metavar, help=text)
+
+
+def default_shown(default: object) -> str:
+    """Return the words of help that say a setting's default."""
+    if default is None:
+        return ""
+    if isinstance(default, bool):
+        return f" (default: {'on' if default else 'off'})"
+    return f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
+
+
+def typed_settings(parsed: argparse.Namespace) -> dict[str, object]:
+    """Return the settings that the user typed, and no others."""
+    return {field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config) if field.name in parsed}
 
 
 def run_train(parsed: argparse.Namespace) -> int:
     """Train, then say where everything is."""
     from gpi.training.train import UserCode, train  # only training needs all of gpi
 
-    config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
-    user = UserCode(callbacks=with_tensorboard((), parsed.tensorboard))
-    return closing(*train(config, parsed.out, user))
+    typed = typed_settings(parsed)
+    file = read_settings(parsed.config) if parsed.config else NO_FILE
+    with file.blamed(typed):
+        config = combined(file, typed)
+        user = UserCode(callbacks=with_tensorboard((), parsed.tensorboard))
+        return closing(*train(config, parsed.out, user))
 
 
 def closing(run: Run, signal: int | None) -> int:
@@ -82,7 +127,6 @@ def add_resume(verbs: Verbs) -> None:
         "resume", help="continue an interrupted run exactly, or extend a finished one",
         description="Continue a run, bit for bit, as if it had never been interrupted, from its newest valid "
         "checkpoint; without one, from the beginning.",
-        epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory")
     verb.add_argument(
@@ -94,6 +138,9 @@ def add_resume(verbs: Verbs) -> None:
     )  # fmt: skip
     verb.add_argument("--env", default="", help=ENV)
     verb.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
+    for name in (field.name.replace("_", "-") for field in dataclasses.fields(Config) if field.name != "steps"):
+        new = f"train a new run: `gpi train --config DIR --{name} ...`"
+        verb.hints[f"--{name}"] = f"--{name} cannot be changed by gpi resume, which keeps the settings of a run; {new}"
     verb.set_defaults(run=run_resume)
 
 

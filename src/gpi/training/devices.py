@@ -69,13 +69,18 @@ def prepare(config: Config, threads: str = "") -> None:
         raise UsageError(f"PJRT_NPROC = {threads} must be a positive number of threads; unset it")
     flag = f"--xla_force_host_platform_device_count={host_devices(config)}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gpi" / "xla"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compilation_cache()
     if "jax" in sys.modules:  # imported by the user, who has not used it yet: it has read its environment already
         import jax
 
         if jax_setting("jax_compilation_cache_dir") is None:
             jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+
+def compilation_cache() -> str:
+    """Return the directory that compiled programs are kept in."""
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return os.environ.get("JAX_COMPILATION_CACHE_DIR", str(home / "gpi" / "xla"))
 
 
 def learning_devices(config: Config) -> list[Device]:
