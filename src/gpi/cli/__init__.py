@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from gpi.cli.parsing import EXAMPLES, EXIT_CODES, Parser
 from gpi.cli.policies import add_eval, add_export, add_record
 from gpi.cli.reports import add_audit, add_mixture, add_plot
 from gpi.cli.train import add_resume, add_train
-from gpi.errors import EnvironmentFault, GpiError
+from gpi.errors import EnvironmentFault, GpiError, unexpected
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
+    tolerate_narrow_streams()
     parsed = parser().parse_args(arguments)
     try:
         return parsed.run(parsed)
@@ -28,6 +30,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+    except OSError as error:  # of a file that no part of gpi expected to fail
+        known = unexpected(error)
+        if known is None:
+            raise
+        print(f"gpi: {known}", file=sys.stderr)
+        return known.exit_code
+
+
+def tolerate_narrow_streams() -> None:
+    """Let characters that the output cannot show, as in ASCII terminals, be replaced: no result is lost for a bar."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def save_traceback(error: GpiError) -> str:

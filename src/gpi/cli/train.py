@@ -58,7 +58,8 @@ def run_train(parsed: argparse.Namespace) -> int:
 
     config = Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
     user = UserCode(callbacks=with_tensorboard((), parsed.tensorboard))
-    return closing(*train(config, parsed.out, user))
+    typed = [field.name for field in dataclasses.fields(Config) if getattr(parsed, field.name) != field.default]
+    return closing(*train(config, parsed.out, user, typed=typed))
 
 
 def closing(run: Run, signal: int | None) -> int:

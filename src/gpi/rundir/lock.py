@@ -20,12 +20,13 @@ LOCK = "run.lock"
 def claim(directory: Path) -> Iterator[None]:
     """Make and lock a new run directory; refuse one that holds other files, and remove it if the start fails."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in directory.iterdir()}
     except OSError as error:
         raise UsageError(
             f"--out {directory} cannot be made: {error.strerror}; name a directory you may write to"
         ) from error
-    refuse_foreign(directory, {path.name for path in directory.iterdir()})  # before anything is added to it
+    refuse_foreign(directory, names)  # before anything is added to it
     with hold(directory):
         names = {path.name for path in directory.iterdir() if not files.LEFTOVER.fullmatch(path.name)}
         refuse_foreign(directory, names - {LOCK})
@@ -52,7 +53,7 @@ def hold(directory: Path) -> Iterator[None]:
     path = directory / LOCK
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise UsageError(f"{path} cannot be opened: {error.strerror}; name a directory you may write to") from error
         try:
