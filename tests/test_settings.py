@@ -129,6 +129,6 @@ def test_settings_without_effect_have_none(
     tiny = TINY | {"seeds": 1, "quiet": False} | others
     plain = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "plain", steps=300, **tiny)
     assert "no effect" not in capsys.readouterr().out
-    other = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "other", steps=300, **tiny, **{name: value})
+    other = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "other", steps=300, **(tiny | {name: value}))
     assert capsys.readouterr().out.count(f"note: {name} = {value} has no effect with ") == 1
     assert results(plain) == results(other)

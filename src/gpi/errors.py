@@ -87,7 +87,7 @@ def unexpected(error: OSError) -> GpiError | None:
         return None
     path = error.filename2 or error.filename
     if path is None:
-        return disk_error("a file", error) if error.errno in FULL else None
+        return disk_error("the output", error) if error.errno in FULL else None
     path = os.fsdecode(path) if isinstance(path, bytes) else str(path)
     unreadable = error.errno in DENIED and os.path.lexists(path) and not os.access(path, os.R_OK)
     hidden = error.errno in DENIED and not os.access(os.path.dirname(path) or ".", os.X_OK)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tolerate_narrow_streams()
     parsed = parser().parse_args(arguments)
     try:
-        return parsed.run(parsed)
+        code = parsed.run(parsed)
+        sys.stdout.flush()  # a full disk must not be noticed later than here
+        return code
     except GpiError as error:
         print(f"gpi: {error}{save_traceback(error)}", file=sys.stderr)
         return error.exit_code
@@ -34,8 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = unexpected(error)
         if known is None:
             raise
+        if error.filename is None:
+            discard_output()
         print(f"gpi: {known}", file=sys.stderr)
         return known.exit_code
+
+
+def discard_output() -> None:
+    """Send what is left of the output nowhere: Python would try to write it once more when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def tolerate_narrow_streams() -> None:
