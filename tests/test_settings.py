@@ -126,9 +126,10 @@ def test_settings_without_effect_have_none(
     algorithm: str, name: str, value: float, others: dict[str, Any], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip
-    tiny = TINY | {"seeds": 1, "quiet": False} | others
+    tiny: dict[str, Any] = TINY | {"seeds": 1, "quiet": False} | others
+    changed: dict[str, Any] = tiny | {name: value}
     plain = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "plain", steps=300, **tiny)
     assert "no effect" not in capsys.readouterr().out
-    other = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "other", steps=300, **(tiny | {name: value}))
+    other = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "other", steps=300, **changed)
     assert capsys.readouterr().out.count(f"note: {name} = {value} has no effect with ") == 1
     assert results(plain) == results(other)
