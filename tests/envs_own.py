@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 from typing import Any
 
 import gymnasium
@@ -72,6 +74,42 @@ class Late(Walk):
         if self.steps == 2000 and not self.fixed:
             raise RuntimeError("the motor is too hot")
         return super().step(action)
+
+
+class Hangs(Walk):
+    """Never returns from its 1700th step, which is after the check; from the first, if it is `lame`."""
+
+    lame = False
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, action: np.ndarray) -> Any:
+        self.steps += 1
+        while self.steps >= (1 if self.lame else 1700):
+            with contextlib.suppress(Exception):  # as a loop that tries again does
+                time.sleep(0.01)
+        return super().step(action)
+
+
+class Lame(Hangs):
+    """Never returns from its first step."""
+
+    lame = True
+
+
+class Camera(Walk):
+    """Shows a picture beside its position."""
+
+    observation_space = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32), np.uint8), "x": spaces.Discrete(2)})  # type: ignore[assignment]
+
+    def seen(self) -> Any:
+        return {"camera": np.full((32, 32), self.time, np.uint8), "x": int(self.x > 0)}
+
+
+def vector(**options: Any) -> Any:
+    """Make a vector environment, which training has no use for."""
+    return gymnasium.make_vec("CartPole-v1", 4, **options)
 
 
 class Strict(Drifting):

@@ -34,8 +34,9 @@ from checkpoints import (
 import gpi
 from gpi import files
 from gpi.errors import DiskError, FileError, UsageError
-from gpi.rundir import checkpoint
+from gpi.rundir import checkpoint, lock
 from gpi.rundir.checkpoint import load, newest_valid, read_identity, save
+from gpi.rundir.tables import Table
 
 SOURCE = Path(gpi.__file__).parent
 # Quick: the first passage of every failpoint; a save before which three others exist, or one of the same iteration.
@@ -49,10 +50,26 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
     path.symlink_to(other)
     for data in (b"", b"old", b"x" * 100_000):
         files.write(path, data)
-        assert path.read_bytes() == data and stat.S_IMODE(path.lstat().st_mode) == 0o600
+        assert path.read_bytes() == data and stat.S_ISREG(path.lstat().st_mode)
     assert other.read_bytes() == b"other" and sorted(os.listdir(tmp_path)) == ["config.json", "other"]
     with pytest.raises(DiskError, match="No such file"):
         files.write(tmp_path / "none" / "x", b"")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_the_umask_decides_who_may_read_a_run(tmp_path: Path, umask: int):
+    before = os.umask(umask)
+    try:
+        with lock.claim(tmp_path / "run"):
+            put(tmp_path / "run", 1)
+            files.write(tmp_path / "run" / "config.json", b"{}")
+            Table(tmp_path / "run" / "metrics.csv", ("seed",)).close()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    assert len(made) == 8
+    for path in made:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 def test_a_checkpoint_comes_back_and_three_are_kept(tmp_path: Path):
@@ -63,8 +80,6 @@ def test_a_checkpoint_comes_back_and_three_are_kept(tmp_path: Path):
         assert sorted(os.listdir(path)) == sorted(NAMES)
     assert [p.name for p in checkpoint.saved(tmp_path)] == ["ckpt-999999999", "ckpt-000000513", "ckpt-000000512"]
     assert len(os.listdir(tmp_path)) == 3
-    assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in path.iterdir())
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["schema"] == "gpi-checkpoint-1" and manifest["iteration"] == 999_999_999
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpi.callbacks import Callback, TensorBoard
-from gpi.config import Config
+from gpi.config import Config, require_known
+from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
+from gpi.files import shown
 from gpi.report.audit import AuditSummary, summarise
 from gpi.rundir.run import Run, open_run
 
@@ -35,6 +37,10 @@ def train(
     """
     from gpi.training import train as training  # it needs all of gpi
 
+    require_known(settings, "gpi.train")
+    if isinstance(env, str) and env in ALGORITHMS and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
+        other = repr(algorithm) if isinstance(algorithm, str) else "env"
+        raise UsageError(f"gpi.train takes the algorithm first; write gpi.train({env!r}, {other}, ...)")
     if not (callable(env) or isinstance(env, str)):
         raise UsageError(
             f"env is a {type(env).__name__}; give a name, or the function or class that makes environments"
@@ -43,7 +49,7 @@ def train(
     name = tasks.name_of(env) if callable(env) else env
     user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
     config = Config(task=name, algorithm=algorithm, **settings)
-    return passing_on(*training.train(config, Path(out) if out else None, user, quiet=quiet))
+    return passing_on(*training.train(config, Path(out) if out else None, user, quiet=quiet, typed=settings))
 
 
 def resume(
@@ -84,6 +90,10 @@ def directory_of(run: str | Path | Run) -> Path:
 
 def with_tensorboard(callbacks: Sequence[Callback], tensorboard: bool) -> list[Callback]:
     """Return the callbacks, with one added that writes TensorBoard events if requested."""
-    if not tensorboard:
-        return list(callbacks)
-    return [*callbacks, TensorBoard()]
+    if not isinstance(callbacks, Iterable):
+        raise UsageError(f"callbacks = {shown(callbacks)} must be a list of functions; write callbacks=[...]")
+    every = list(callbacks)
+    for callback in every:
+        if not callable(callback) or isinstance(callback, type):
+            raise UsageError(f"callback {shown(callback)} must be a function, or an object that can be called")
+    return [*every, TensorBoard()] if tensorboard else every

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
 from gpi.envs import dmc
 from gpi.errors import UsageError
@@ -80,6 +82,13 @@ class Config:
         0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
     )
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike", "optimisation")
+    step_timeout: float = setting(
+        60.0, "seconds that a reset or step may take in worker processes before the run is saved and ends; 0: no limit",
+        "environments",
+    )  # fmt: skip
+    allow_images: bool = setting(
+        False, "train on image observations too, flattened, which seldom works", "environments"
+    )
     threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core", "machine")
     checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from", "run")
 
@@ -108,19 +117,45 @@ def validate(config: Config) -> None:
     )  # 3 B policies are kept
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
     require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
-    require(config, "eps", 0.0 < config.eps < math.inf, "must be positive", "use 0.2")
+    require(config, "eps", 0.0 < config.eps < math.inf, "must be positive and finite", "use 0.2")
     require(config, "gamma", 0.0 <= config.gamma < 1.0, "must be in [0, 1)", "use 0.995")
     require(config, "gae_lambda", 0.0 <= config.gae_lambda <= 1.0, "must be in [0, 1]", "use 0.97")
     require(config, "kl_slack", 1.0 <= config.kl_slack < math.inf, "must be at least 1", "use 1 for no slack")
     for name in ("lr", "value_lr", "max_grad_norm"):
         require(
-            config, name, 0.0 < getattr(config, name) < math.inf, "must be positive", "leave it out for the default"
-        )
+            config, name, 0.0 < getattr(config, name) < math.inf, "must be positive and finite",
+            "leave it out for the default",
+        )  # fmt: skip
+    require(config, "step_timeout", 0.0 <= config.step_timeout < 1e9, "must be 0 or more seconds", "use 60")
     require(config, "trust", config.trust in TRUST_MODES, f"must be one of {', '.join(TRUST_MODES)}", "use paper")
     for name in ("threads", "freeze_normaliser"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
+
+
+def validate_new(config: Config) -> None:
+    """Raise if a setting breaks a rule that holds for new runs only: older ones may be resumed all the same."""
+    rule = "must be at most 2: TV distance is at most 1 and eps is twice its bound"
+    require(config, "eps", config.eps <= 2.0, rule, "use 0.2")
+
+
+def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
+    """Return a line for each of the settings that the user has given although the algorithm does not read it."""
+    name, rule = config.algorithm, ALGORITHMS[config.algorithm].rule
+    natural = f"{name}, whose step has the length of its trust region"
+    idle: dict[str, str] = {}
+    if ALGORITHMS[name].plan == "on_policy":
+        idle |= {"kappa": f"{name}, which reuses no samples"}
+    if rule in ("trpo", "vmpo"):
+        idle |= {"lr": natural, "max_grad_norm": natural}
+    if rule in ("trpo", "vmpo") and config.trust == "strict":
+        idle |= {"kl_slack": "trust = strict, which allows none"}
+    if rule == "ppo":
+        idle |= {"kl_slack": f"{name}, which bounds no KL"}
+    if config.backend != "processes":
+        idle |= {"step_timeout": f"backend = {config.backend}: only processes can be ended"}
+    return [f"{one} = {getattr(config, one)} has no effect with {idle[one]}" for one in typed if one in idle]
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -130,6 +165,15 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     if SYNONYMS.get(typed, "").lower() in plain:
         return plain[SYNONYMS[typed].lower()]
     return next((plain[found] for found in difflib.get_close_matches(typed, plain, n=1, cutoff=0.6)), None)
+
+
+def require_known(settings: Iterable[str], where: str) -> None:
+    """Raise UsageError for a setting that does not exist, with the nearest that does."""
+    names = [field.name for field in dataclasses.fields(Config)]
+    for name in settings:
+        if name not in names:
+            near = nearest(name, names)
+            raise UsageError(f"{where} has no setting {name!r}; {f'try {near}' if near else 'see gpi.Config'}")
 
 
 def validate_batch(config: Config, horizon: int | None) -> None:
@@ -178,5 +222,7 @@ def checked_type(name: str, value: Any, kind: Any) -> Any:
             return tuple(int(n) for n in value)
         elif (kind is str and type(value) is str) or (kind == bool | None and (value is None or type(value) is bool)):
             return value
+        elif kind is bool and type(value) in (bool, np.bool_):
+            return bool(value)
     rule = getattr(kind, "__name__", str(kind))
     raise UsageError(f"{name} = {str(value)[:80]!r} must be {rule}; see gpi.Config")

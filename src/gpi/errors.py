@@ -1,5 +1,24 @@
 """Errors that people cause or can act on: each becomes one line and has its own exit code."""
 
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+DENIED = (errno.EACCES, errno.EPERM)
+REMEDIES = {
+    errno.ENOSPC: "free space on that disk", errno.EDQUOT: "free space: your quota on that disk is used up",
+    errno.EIO: "free space on that disk and look whether it is sound", errno.EFBIG: "raise the limit: ulimit -f",
+    errno.EROFS: "that disk is read-only; name another place",
+    errno.EISDIR: "it is a directory; name a file", errno.ENOTDIR: "a part of that path is a file; name another place",
+    errno.ENAMETOOLONG: "use a shorter name", errno.ELOOP: "it is a symbolic link; name what it points to",
+    errno.ENOENT: "make the directory first, or name another place",
+    errno.EMFILE: "close other files, or raise the limit: ulimit -n",
+}  # fmt: skip
+"""What to do about an error of the operating system, by its number."""
+
 
 class GpiError(Exception):
     """An error whose message is one line with value, rule and remedy; the command line exits with `exit_code`."""
@@ -41,3 +60,40 @@ class DivergedError(GpiError):
     """Training diverged in every member of the population."""
 
     exit_code = 7
+
+
+def disk_error(path: Path | str, error: OSError, kept: str = "") -> DiskError:
+    """Return the error of a file that cannot be written; `kept` says what is still there."""
+    remedy = REMEDIES.get(error.errno or 0, "name another place")
+    if error.errno in DENIED:
+        barred = os.path.lexists(path) and not os.access(path, os.W_OK)
+        place = path if barred else os.path.dirname(path) or "."
+        remedy = f"change its permissions (chmod u+w {place}), or name another place"
+    return DiskError(f"{path} cannot be written: {reason(error)}; {f'{kept}; ' if kept else ''}{remedy}")
+
+
+def read_error(path: Path | str, error: OSError) -> FileError | UsageError:
+    """Return the error of a file or directory that cannot be read: bad input where only permission is missing."""
+    if error.errno in DENIED:
+        return UsageError(f"{path} may not be read: {reason(error)}; ask its owner for permission (chmod -R a+rX)")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return FileError(f"{path} does not exist; restore it, or name another")
+    return FileError(f"{path} cannot be read: {reason(error)}; {REMEDIES.get(error.errno or 0, 'restore it')}")
+
+
+def unexpected(error: OSError) -> GpiError | None:
+    """Return what to say about an error of the operating system that nobody expected, or None for a bug in gpi."""
+    if error.errno not in (*FULL, *DENIED, *REMEDIES) or error.errno == errno.ENOENT:
+        return None
+    path = error.filename2 or error.filename
+    if path is None:
+        return disk_error("the output", error) if error.errno in FULL else None
+    path = os.fsdecode(path) if isinstance(path, bytes) else str(path)
+    unreadable = error.errno in DENIED and os.path.lexists(path) and not os.access(path, os.R_OK)
+    hidden = error.errno in DENIED and not os.access(os.path.dirname(path) or ".", os.X_OK)
+    return read_error(path, error) if unreadable or hidden else disk_error(path, error)
+
+
+def reason(error: OSError) -> str:
+    """Return what the operating system says."""
+    return error.strerror or str(error) or type(error).__name__

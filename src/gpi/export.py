@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpi import files, policy_file, standalone
-from gpi.errors import DiskError, GpiError, UsageError
+from gpi.errors import GpiError, UsageError, disk_error
 from gpi.onnx_export import encode_onnx, load_onnx
 from gpi.standalone import CategoricalPolicy, GaussianPolicy, Policy
 
@@ -57,7 +57,10 @@ def export(source: str | Path | Policy, out: str | Path, format: str = "numpy", 
     else:
         content = {path / name: data for name, data in encode_numpy(policy).items()}
         load_act, claim = load_numpy, claim_directory
-    made = claim(path)
+    try:
+        made = claim(path)
+    except OSError as error:
+        raise disk_error(path, error) from error
     try:
         for file, data in content.items():
             files.write(file, data)
@@ -101,10 +104,7 @@ def claim_directory(path: Path) -> list[Path]:
 def make_directories(path: Path) -> list[Path]:
     """Make a directory and those above it; return those that were made, the innermost first."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DiskError(f"{path} cannot be made: {error.strerror}; name another") from error
+    path.mkdir(parents=True, exist_ok=True)
     return missing
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import standalone
-from gpi.errors import DiskError, FileError, UsageError
+from gpi.errors import DENIED, FileError, UsageError, disk_error, read_error
 from gpi.failpoints import failpoint
 from gpi.standalone import Facts
 
@@ -271,6 +271,8 @@ def read(parent: int | Path, name: str, limit: int) -> bytes:
         finally:
             os.close(fd)
     except OSError as error:
+        if error.errno in DENIED:
+            raise read_error(name if isinstance(parent, int) else parent / name, error) from error
         raise FileError(f"{shown(name)} cannot be read (expected a plain file, found: {error.strerror})") from error
     if len(data) != facts.st_size:
         raise FileError(f"{shown(name)} changed meanwhile (expected {facts.st_size} bytes, found {len(data)} bytes)")
@@ -286,8 +288,8 @@ def temporary(name: str) -> str:
 
 
 def create(parent: int, name: str, data: bytes) -> None:
-    """Make a new private file in the directory of a descriptor, and wait until the disk has its bytes."""
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    """Make a new file in the directory of a descriptor, and wait until the disk has its bytes."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
     try:
         failpoint("file.before_write")
         half = len(data) // 2
@@ -323,5 +325,4 @@ def write(path: Path, data: bytes) -> None:
             os.fsync(parent)
             failpoint("write.after_dirsync")
     except OSError as error:
-        kept = "it holds its old bytes or the new ones"
-        raise DiskError(f"{path} cannot be written: {error.strerror}; {kept}; free space on that disk") from error
+        raise disk_error(path, error, "it holds its old bytes or the new ones") from error

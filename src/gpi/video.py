@@ -19,7 +19,7 @@ import numpy as np
 from gpi import files
 from gpi.envs import rendering
 from gpi.envs.seeds import env_seeds
-from gpi.errors import DiskError, EnvironmentFault, GpiError, UsageError
+from gpi.errors import DiskError, EnvironmentFault, GpiError, UsageError, disk_error
 from gpi.evaluation import act, require_fit
 
 if TYPE_CHECKING:  # checking the request must start no environment
@@ -78,7 +78,7 @@ def record(
         frames, rate = write(temp, _resize(_play(scene, policy, rng, steps, tally), size), fps or scene.fps)
         os.replace(temp, out)
     except OSError as error:
-        raise DiskError(f"{out} cannot be written: {error.strerror or error}; free space on that disk") from error
+        raise disk_error(out, error) from error
     finally:
         scene.close()
         temp.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 import sys
 import tempfile
@@ -16,17 +17,18 @@ from gpi.cli.parsing import Parser
 from gpi.cli.policies import add_eval, add_export, add_record
 from gpi.cli.reports import add_audit, add_mixture, add_plot
 from gpi.cli.train import add_resume, add_train
-from gpi.errors import EnvironmentFault, GpiError
+from gpi.errors import EnvironmentFault, GpiError, unexpected
 from gpi.training.signals import starting
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
+    tolerate_narrow_streams()
     try:
         with starting():
             parsed = parser().parse_args(arguments)
             code = parsed.run(parsed)
-        sys.stdout.flush()
+        sys.stdout.flush()  # a full disk must not be noticed later than here
         return code
     except GpiError as error:
         complain(f"{error}{save_traceback(error)}")
@@ -37,6 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # nobody reads the rest, as in `gpi tasks | head -1`; training goes on without a reader
         silence()
         return 128 + signal.SIGPIPE
+    except OSError as error:  # of a file that no part of gpi expected to fail
+        known = unexpected(error)
+        if known is None:
+            raise
+        if error.filename is None:
+            silence()
+        complain(str(known))
+        return known.exit_code
+
+
+def tolerate_narrow_streams() -> None:
+    """Let characters that the output cannot show, as in ASCII terminals, be replaced: no result is lost for a bar."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def save_traceback(error: GpiError) -> str:

@@ -20,6 +20,9 @@ def add_check(verbs: Verbs) -> None:
         "first problem is one line with the environment, the step and a remedy; the exit code is 6.",
     )  # fmt: skip
     verb.add_argument("task", metavar="ENV", help="cheetah-run, Pendulum-v1, my_module:MyEnv-v0, my_module:make_env")
+    verb.add_argument(
+        "--allow-images", action="store_true", help="accept image observations, which `gpi train` flattens"
+    )
     verb.set_defaults(run=run_check)
 
 
@@ -27,7 +30,9 @@ def run_check(parsed: argparse.Namespace) -> int:
     """Check an environment, and say what the agent will see and do."""
     from gpi.envs.checks import check
 
-    found = check(tasks.find(parsed.task))
+    if tasks.falls_back(parsed.task, "auto"):
+        print("note: EnvPool is not installed here: Gymnasium runs it")
+    found = check(tasks.find(parsed.task), allow_images=parsed.allow_images)
     spec = found.spec
     doing = f"{spec.action_size} discrete actions" if spec.discrete else f"{spec.action_size} continuous actions"
     print(f"{spec.id}: no problem in {found.steps:,} steps and {found.episodes:,} episodes")

@@ -55,7 +55,9 @@ EXIT_CODES = """exit codes:
   5  the disk is full or not writable
   6  the environment broke its contract
   7  every seed diverged
-  130, 143  interrupted or terminated, all saved: `gpi resume DIR` continues
+  129, 130, 143  hung up, interrupted or terminated, all saved:
+     `gpi resume DIR` continues
+  141  nobody read the output to its end; training never ends like this
 """
 
 

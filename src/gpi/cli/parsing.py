@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -79,12 +80,19 @@ if TYPE_CHECKING:  # argparse does not export the type
 
 def whole(text: str) -> int:
     """Read a whole number, which may be written as 1e6 or 1_000_000."""
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():  # infinity and NaN are not either
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, e.g. 1000000 or 1e6")
     return int(number)
 
 
 def units(text: str) -> tuple[int, ...]:
     """Read comma-separated whole numbers."""
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        rule = "must be whole numbers with commas between them, one per layer, e.g. 64,64"
+        raise argparse.ArgumentTypeError(f"{text!r} {rule}") from None

@@ -104,7 +104,7 @@ def run_train(parsed: argparse.Namespace) -> int:
     with file.blamed(typed):
         config = combined(file, typed)
         user = UserCode(callbacks=with_tensorboard((), parsed.tensorboard))
-        return closing(*train(config, parsed.out, user))
+        return closing(*train(config, parsed.out, user, typed=typed))
 
 
 def closing(run: Run, signal: int | None) -> int:

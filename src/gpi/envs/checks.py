@@ -10,17 +10,22 @@ import contextlib
 import io
 import itertools
 import math
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from gpi.envs.faults import Hanging
 from gpi.envs.gym import CheckedEnv, require_alike
 from gpi.envs.importing import Make, maker
 from gpi.envs.pool import HostPool, Spec
+from gpi.envs.spaces import image_in
 from gpi.envs.tasks import Task, make_host_pool
 from gpi.envs.workers import require_importable
 from gpi.errors import EnvironmentFault
@@ -33,6 +38,7 @@ SHARE = 0.6
 """Share of the time that is spent on the first environment alone."""
 HOLD = 16
 """Steps for which an extreme action is held: only that drives some environments out of their spaces."""
+_LIMIT: ContextVar[float] = ContextVar("limit", default=0.0)  # seconds of a reset or step
 IRREPRODUCIBLE = "steps do not reproduce: a resumed run will not be exact"
 
 
@@ -46,21 +52,27 @@ class Checked(NamedTuple):
     notes: tuple[str, ...]  # they do not prevent training
 
 
-def check(task: Task, make: Make | None = None, seconds: float = 1.5, *, alone: bool = False) -> Checked:
+def check(
+    task: Task, make: Make | None = None, seconds: float = 1.5, *, alone: bool = False, allow_images: bool = False,
+    step_timeout: float = 60.0,
+) -> Checked:  # fmt: skip
     """Play the environments of a task for a moment; raise EnvironmentFault if one breaks its contract.
 
     Args:
         task: The task; the module of a user's own is imported.
         make: The function that makes its environments, if it cannot be found by name.
-        seconds: About how long to play; neither making the environments nor a single step is cut short.
+        seconds: About how long to play; making the environments is not cut short.
         alone: Training will have one environment only, so make no second one for comparison.
+        allow_images: Whether observations may be images.
+        step_timeout: Seconds that a reset or step may take, 0 for no limit. Only the main thread can watch, and only
+            Python code can be interrupted.
     """
-    with _quiet():
+    with _quiet(), _patience(step_timeout):
         if task.compiled:
             return _check_envpool(task, time.monotonic() + seconds)
         if task.backend == "processes" and make is not None:
             require_importable(task.id, make)
-        return _check_gymnasium(task.id, make or maker(task.id), time.monotonic() + seconds, alone)
+        return _check_gymnasium(task.id, make or maker(task.id), time.monotonic() + seconds, alone, allow_images)
 
 
 class _Limited(io.TextIOBase):
@@ -83,6 +95,40 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    """Let `_watch` interrupt a reset or step that takes longer than this."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        seconds = 0.0  # signals reach the main thread only
+
+    def interrupt(*_: object) -> NoReturn:
+        raise Hanging(f"{seconds:g}")
+
+    before = signal.signal(signal.SIGALRM, interrupt) if seconds else None
+    token = _LIMIT.set(seconds)
+    try:
+        yield
+    except Hanging as error:  # it came back at the last moment
+        raise EnvironmentFault(f"a reset or step took {error} seconds; make it faster") from error
+    finally:
+        _LIMIT.reset(token)
+        if seconds:
+            signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _watch() -> Iterator[None]:
+    """Interrupt the block when the patience is at its end."""
+    if not _LIMIT.get():
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT.get())
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
 # --- Gymnasium ----------------------------------------------------------------------------------------------------
 
 
@@ -97,13 +143,15 @@ class _Watched:
     def reset(self, number: int) -> np.ndarray:
         """Begin episode `number` and return its first observation."""
         self.env.resets = number - 1
-        self.env.reset(self.row)
+        with _watch():
+            self.env.reset(self.row)
         self._check_row()
         return self.row.copy()
 
     def step(self, action: np.ndarray) -> tuple[bytes, float, bool, bool]:
         """Take a step; return the observation's bytes, the reward, terminated and truncated."""
-        reward, terminated, truncated = self.env.step(self.env.actions.scale(action), self.row)
+        with _watch():
+            reward, terminated, truncated = self.env.step(self.env.actions.scale(action), self.row)
         self.steps += 1
         self._check_row()
         if not math.isfinite(reward):
@@ -121,12 +169,14 @@ class _Watched:
         self.env.require_inside(self.row)
 
 
-def _check_gymnasium(name: str, make: Make, deadline: float, alone: bool) -> Checked:
+def _check_gymnasium(name: str, make: Make, deadline: float, alone: bool, allow_images: bool) -> Checked:
     """Check two environments of one task, or one that will be alone."""
     envs: list[CheckedEnv] = []
     try:
         for number in range(1 if alone else 2):
             envs.append(CheckedEnv(name, make, 0, number))
+        if not allow_images:
+            _refuse_images(envs[0])
         require_alike(envs[0], envs[-1])
         one, other = _Watched(envs[0]), None if alone else _Watched(envs[1])
         spec = envs[0].spec
@@ -147,6 +197,14 @@ def _check_gymnasium(name: str, make: Make, deadline: float, alone: bool) -> Che
     finally:
         for env in envs:
             env.close()
+
+
+def _refuse_images(env: CheckedEnv) -> None:
+    """Raise if observations are images: a dense network sees only a row of numbers, and seldom learns from it."""
+    found = image_in(env.env.observation_space)
+    if found:
+        why = "policies are small dense networks"
+        raise env.fault(f"{found} is an image, {why}; show numbers instead, or flatten it all the same: --allow-images")
 
 
 def _trial_actions(discrete: bool, size: int) -> Iterator[Any]:

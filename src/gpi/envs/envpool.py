@@ -6,6 +6,7 @@ handled here and nowhere else.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 import warnings
@@ -233,13 +234,24 @@ def _require_x64() -> None:
         )
 
 
+def available() -> bool:
+    """Return whether EnvPool is installed and can run here; only importing it tells whether its libraries are there."""
+    try:
+        return sys.platform == "linux" and importlib.util.find_spec("envpool") is not None
+    except ModuleNotFoundError:
+        return False
+    except (ImportError, ValueError):
+        return True
+
+
 def import_envpool() -> Any:
     """Import EnvPool; raise UsageError if something that it needs is missing, naming it in one line."""
     try:
         import envpool
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"module {error.name!r} is missing, but this task needs EnvPool 1.2.5; run `pip install envpool==1.2.5`"
+            f"module {error.name!r} is missing, but this task needs EnvPool 1.2.5; run `pip install envpool==1.2.5` "
+            "(on Linux: it exists for no other system)"
         ) from error
     except ImportError as error:
         library = re.match(r"(\S+\.so[.\d]*): cannot open shared object file", str(error))

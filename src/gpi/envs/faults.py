@@ -12,6 +12,10 @@ class ContractError(Exception):
     """A broken contract: the problem and its remedy, without the environment's name or the step."""
 
 
+class Hanging(BaseException):
+    """A reset or step takes too long; not an Exception, which an environment might catch."""
+
+
 class WorkerError(Exception):
     """The traceback of an exception in a worker process, as text."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from gpi.envs.faults import ContractError, brief, one_line
+from gpi.envs.faults import ContractError, Hanging, brief, one_line
 from gpi.envs.importing import Make
 from gpi.envs.pool import Around, Spec, Step
 from gpi.envs.replay import Position, digest_of, first_digests
@@ -36,6 +36,10 @@ class CheckedEnv:
         if not (callable(getattr(self.env, "reset", None)) and callable(getattr(self.env, "step", None))):
             what = type(self.env).__name__
             raise self.fault(f"a {what} is not an environment: it needs reset and step; return a gymnasium.Env")
+        if isinstance(self.env, gymnasium.vector.VectorEnv) or hasattr(self.env, "step_async"):
+            self.close()
+            what = f"a {type(self.env).__name__} is a vector environment"
+            raise self.fault(f"{what}; return a single one: --num-envs makes copies")
         spaces = ("observation_space", "action_space")
         see, do = (self._call(f"its {space}", getattr, self.env, space, None) for space in spaces)
         try:
@@ -114,6 +118,8 @@ class CheckedEnv:
             return function(*values, **named)
         except (KeyboardInterrupt, EnvironmentFault, UsageError):
             raise
+        except Hanging as error:
+            raise self.fault(f"{what} did not return within {error} seconds; fix the environment") from error
         except BaseException as error:  # also SystemExit: an environment must not end the run
             raise self.fault(f"{what} raised {one_line(error)}; {self._remedy(error)}") from error
 

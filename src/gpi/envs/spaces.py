@@ -16,6 +16,8 @@ MAX_NAMED = 4096
 """Largest observation whose entries have names."""
 MAX_SIZE = 2**22
 """Largest observation; a larger one is a mistake, such as the one-hot encoding of a huge Discrete."""
+IMAGE_SIZE = 32 * 32
+"""Smallest picture, in numbers: what is smaller may be a board or a map, which dense networks can learn from."""
 WriteRow = Callable[[object, np.ndarray], None]
 
 
@@ -66,6 +68,17 @@ def observations(space: object) -> ObservationSpace:
     few = size <= MAX_NAMED  # the names go into the policy file, whose header must stay short
     names = tuple(f"{p.name}[{i}]" for p in parts for i in range(p.low.size)) if few else ()
     return ObservationSpace(size, names, write, low, high)
+
+
+def image_in(space: object, name: str = "") -> str | None:
+    """Return where a space holds an image, `observation 'camera'`, or None: uint8, two dimensions or more, not tiny."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = (image_in(one, f"{name}.{key}".strip(".")) for key, one in _inner(space))
+        return next((found for found in inner if found), None)
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
+        return None
+    where = f"observation {name!r}" if name else "observation"
+    return f"{where} of shape {space.shape}" if math.prod(space.shape) >= IMAGE_SIZE else None
 
 
 class _Part(NamedTuple):

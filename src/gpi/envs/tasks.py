@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -51,20 +50,32 @@ def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
         if backend in ("gymnasium", "processes"):
             raise UsageError(f"backend = {backend} does not have {name}: it runs on EnvPool; leave --backend out")
         return Task(dmc.find_spec(name).id, "dmc", own=False)
-    if name in envpool.GYMNASIUM and backend in ("auto", "envpool") and (sys.platform == "linux" or backend != "auto"):
+    if name in envpool.GYMNASIUM and backend in ("auto", "envpool") and not falls_back(name, backend):
         return Task(name, "envpool", own=False)
     import gymnasium
 
     if name not in gymnasium.registry:
-        known = [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry]
-        nearest = difflib.get_close_matches(dmc.short_name(name), known, n=1, cutoff=0.0)[0]
-        raise UsageError(
-            f"unknown task {name!r}: it must be one of the {len(dmc.TASKS)} DeepMind Control tasks, a Gymnasium id or "
-            f"module:id, the nearest is {nearest!r}; `gpi tasks` lists the first"
-        )
+        raise UsageError(unknown(name, [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry]))
     if backend == "envpool":
         raise UsageError(f"backend = envpool does not have {name}; leave --backend out")
     return Task(name, "processes" if backend == "processes" else "gymnasium", own=False)
+
+
+def falls_back(name: str, backend: str) -> bool:
+    """Return whether Gymnasium runs a task that EnvPool would run if it were installed."""
+    return backend == "auto" and name in envpool.GYMNASIUM and not envpool.available()
+
+
+def unknown(name: str, known: Sequence[str]) -> str:
+    """Return the line about a task that does not exist, with the nearest that does, if one is near."""
+    if name.startswith("ALE/"):
+        install = "`pip install ale-py`, then name it"
+        return f"unknown task {name!r}: it is an Atari game; {install} ale_py:{name}, with --allow-images"
+    lower = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(dmc.short_name(name).lower(), lower, n=1, cutoff=0.6)
+    hint = f", the nearest is {lower[near[0]]!r}" if near else ""
+    rule = f"it must be one of the {len(dmc.TASKS)} DeepMind Control tasks, a Gymnasium id or module:id"
+    return f"unknown task {name!r}: {rule}{hint}; `gpi tasks` lists the first"
 
 
 def _own(name: str, backend: str, make: Make | None) -> Task:
@@ -91,23 +102,25 @@ def ask_for_name(source: object, name: str) -> str:
 
 def make_pool(
     task: Task, seeds: Sequence[int], threads: int, first_core: int = -1, make: Make | None = None,
-    around: Around = nullcontext,
+    around: Around = nullcontext, step_timeout: float = 0.0,
 ) -> CompiledPool | HostPool:  # fmt: skip
     """Make one environment per seed, simulated by `threads` threads or worker processes.
 
     The pool is a `CompiledPool` exactly if `task.compiled`; then make and step it with 64-bit JAX.
-    `around` makes the context that a user's environments in this process run in.
+    `around` makes the context that a user's environments in this process run in; a step in worker processes may take
+    `step_timeout` seconds, or any time if that is 0.
     """
     if task.backend == "dmc":
         return dmc.make(task.id, seeds, threads, first_core)
     if task.backend == "envpool":
         return envpool.make(None, task.id, seeds, threads, first_core)
-    return make_host_pool(task, seeds, threads, make, around)
+    return make_host_pool(task, seeds, threads, make, around, step_timeout)
 
 
 def make_host_pool(
-    task: Task, seeds: Sequence[int], threads: int = 1, make: Make | None = None, around: Around = nullcontext
-) -> HostPool:
+    task: Task, seeds: Sequence[int], threads: int = 1, make: Make | None = None, around: Around = nullcontext,
+    step_timeout: float = 0.0,
+) -> HostPool:  # fmt: skip
     """Make one environment per seed, stepped on the host whatever the task; this does not need 64-bit JAX."""
     if task.backend == "dmc":
         return dmc.make_on_host(task.id, seeds, threads)
@@ -120,4 +133,4 @@ def make_host_pool(
         return GymPool(task.id, make or maker(task.id), seeds, around)
     from gpi.envs.workers import WorkerPool
 
-    return WorkerPool(task.id, make, seeds, threads)
+    return WorkerPool(task.id, make, seeds, threads, step_timeout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import select
 import subprocess
 import sys
 import time
@@ -31,17 +32,20 @@ FAULTS: dict[str, type[GpiError]] = {kind.__name__: kind for kind in (Environmen
 class WorkerPool:
     """A `HostPool` of Gymnasium environments in worker processes, which simulate at the same time."""
 
-    def __init__(self, name: str, make: Make | None, seeds: Sequence[int], processes: int):
-        """Start the processes, at most one per environment."""
-        self.num_envs = len(seeds)
+    def __init__(self, name: str, make: Make | None, seeds: Sequence[int], processes: int, step_timeout: float = 0.0):
+        """Start the processes, at most one per environment; a reset or step may take `step_timeout` seconds, if set."""
+        self.num_envs, self.step_timeout = len(seeds), step_timeout
         if make is not None:
             require_importable(name, make)
         self.name, self.steps = name, 0
         self.shares = [share for share in np.array_split(np.arange(self.num_envs), processes) if len(share)]
         self.workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self.answers: list[select.poll] = []  # made once: `Connection.poll` makes one at every call
         try:
             for share in self.shares:
                 self.workers.append(start_process("gpi.envs.workers", {"OMP_NUM_THREADS": "1"}))
+                self.answers.append(select.poll())
+                self.answers[-1].register(self.workers[-1][1].fileno(), select.POLLIN)
                 request = {"path": sys.path, "name": name, "seeds": [int(seeds[i]) for i in share]}
                 self.workers[-1][1].send_bytes(json.dumps(request).encode())
             specs = [json.loads(self._receive(k)) for k in range(len(self.workers))]
@@ -56,7 +60,7 @@ class WorkerPool:
         """Start a new episode in every environment."""
         for _, pipe in self.workers:
             self._send(pipe, b"reset")
-        return np.concatenate([self._rows(k, self._receive(k)) for k in range(len(self.workers))])
+        return np.concatenate([self._rows(k, self._receive(k, 1)) for k in range(len(self.workers))])
 
     def step(self, action: np.ndarray) -> Step[np.ndarray]:
         """Step every environment, all processes at once."""
@@ -65,7 +69,7 @@ class WorkerPool:
             self._send(pipe, b"step " + np.ascontiguousarray(action[share]).tobytes())
         parts = []
         for k, share in enumerate(self.shares):
-            data, n = self._receive(k), len(share)
+            data, n = self._receive(k, 1), len(share)
             reward = np.frombuffer(data, np.float32, n)
             flags = np.frombuffer(data, np.bool_, 3 * n, 4 * n).reshape(3, n)
             parts.append((self._rows(k, data[7 * n :]), reward, *flags))
@@ -78,7 +82,7 @@ class WorkerPool:
             self._send(pipe, b"seek " + counts.tobytes() + np.ascontiguousarray(position.actions[:, share]).tobytes())
         obs, digests = [], []
         for k, share in enumerate(self.shares):
-            data = self._receive(k)
+            data = self._receive(k, 1 + int(position.calls[share].max()))
             digests.append(np.frombuffer(data, np.int64, len(share)))
             obs.append(self._rows(k, data[8 * len(share) :]))
         return np.concatenate(obs), np.concatenate(digests)
@@ -99,9 +103,24 @@ class WorkerPool:
         with contextlib.suppress(OSError):  # the process died: receiving will say so
             pipe.send_bytes(message)
 
-    def _receive(self, k: int) -> bytes:
-        """Return a worker's answer, or raise the fault that it reports, with the worker's traceback."""
+    def _await(self, k: int, calls: int) -> None:
+        """Raise unless a worker answers in the time that its environments have for so many calls one after another."""
+        share, limit = self.shares[k], self.step_timeout * len(self.shares[k]) * calls
+        if limit and not self.answers[k].poll(1000 * limit):
+            who = f"environment {share[0]}" if len(share) == 1 else f"environments {share[0]} to {share[-1]}"
+            each = f", {self.step_timeout:g} for each call" if limit > self.step_timeout else ""
+            raise EnvironmentFault(
+                f"{self.name}: step {self.steps} of the pool: {who} did not return within {limit:g} seconds{each}; "
+                "fix the environment, or allow more: --step-timeout"
+            )
+
+    def _receive(self, k: int, calls: int = 0) -> bytes:
+        """Return a worker's answer, or raise the fault that it reports, with the worker's traceback.
+
+        A worker that makes its environments may take any time; `calls` resets or steps may not.
+        """
         process, pipe = self.workers[k]
+        self._await(k, calls)
         try:
             answer = pipe.recv_bytes()
         except (EOFError, OSError):

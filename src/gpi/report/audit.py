@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpi.errors import UsageError
-from gpi.rundir.run import Run, read_rows
+from gpi.rundir.run import Run, damaged, read_rows
 
 BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16), by their columns in audit.csv
+COLUMNS = (
+    "seed", "iteration", "steps", *(bound + kind for bound in BOUNDS for kind in ("", "_bound", "_held")), "ess",
+    "ess_realised", "normaliser_tv", "fraction", "budget_exhausted",
+)  # fmt: skip
 
 
 class Worst(NamedTuple):
@@ -65,13 +69,17 @@ def columns(run: Run) -> dict[str, np.ndarray]:
     path = run.dir / "audit.csv"
     if not path.is_file():
         raise UsageError(f"{run.dir} has no audit.csv; name a run that this version of `gpi train` made")
-    rows = read_rows(path)
+    rows = read_rows(path, *COLUMNS)
     if not rows:
         raise UsageError(f"{path} has no update yet; wait for the run's first iteration")
     try:
-        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
+        table = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
+        empty = [name for name in COLUMNS if np.isnan(table[name]).all()]
+        if empty or np.isnan(table["seed"] + table["iteration"]).any():
+            raise ValueError(f"numbers are missing in the column {(empty or ['seed'])[0]!r}")
+        return table
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}; restore it, or train again") from error
+        raise damaged(path, error) from error
 
 
 def summarise(run: Run) -> AuditSummary:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import files
-from gpi.errors import DiskError, FileError, UsageError
+from gpi.errors import DENIED, DiskError, FileError, UsageError, disk_error, read_error
 from gpi.failpoints import failpoint
 from gpi.files import Specs, shown
 from gpi.standalone import Facts, sha256
@@ -61,9 +61,10 @@ def save(run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Fac
                     _clean(parent)
                 raise
     except (OSError, FileError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        kept = ", ".join(sorted(path.name for path in run.glob("ckpt-*"))) or "no checkpoint"
-        raise DiskError(f"checkpoint {name}: saving failed: {reason}; {run} keeps {kept}; free disk space") from error
+        kept = f"it keeps {', '.join(sorted(path.name for path in run.glob('ckpt-*'))) or 'no checkpoint'}"
+        if isinstance(error, OSError):
+            raise disk_error(run / name, error, kept) from error
+        raise DiskError(f"{run / name} cannot be written: {error}; {kept}; look whether that disk is sound") from error
     return run / name
 
 
@@ -80,10 +81,10 @@ def _pack(iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identi
 
 
 def _build(parent: int, name: str, contents: dict[str, bytes]) -> str:
-    """Write a private directory with the three files, wait until the disk has it, and read it back; return its name."""
+    """Write a directory with the three files, wait until the disk has it, and read it back; return its name."""
     temp = files.temporary(name)
     failpoint("ckpt.before_mkdir")
-    os.mkdir(temp, 0o700, dir_fd=parent)
+    os.mkdir(temp, dir_fd=parent)
     failpoint("ckpt.after_mkdir")
     with files.directory(temp, parent, follow=False) as fd:
         for file, data in contents.items():
@@ -211,6 +212,8 @@ def saved(run: Path) -> list[Path]:
         with files.directory(run) as parent:
             return [run / f"ckpt-{number:09d}" for number in _iterations(parent)]
     except OSError as error:
+        if error.errno in DENIED:
+            raise read_error(run, error) from error
         raise FileError(f"run {run}: cannot be read (expected a directory, found: {error.strerror})") from error
 
 
@@ -229,6 +232,8 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
         with files.directory(path, follow=False) as fd:
             yield fd, int(match[1])
     except OSError as error:
+        if error.errno in DENIED:  # the newest state must not be passed over because of that
+            raise read_error(path, error) from error
         what = f"cannot be read (expected a directory of plain files, found: {error.strerror})"
         raise FileError(f"checkpoint {path.name}: {what}") from error
     except FileError as error:

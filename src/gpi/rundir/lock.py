@@ -20,8 +20,7 @@ LOCK = "run.lock"
 @contextmanager
 def claim(directory: Path) -> Iterator[None]:
     """Make and lock a new run directory; refuse one that holds other files, and remove it if the start fails."""
-    make(directory, exist_ok=True)
-    refuse_foreign(directory, {path.name for path in directory.iterdir()})  # before anything is added to it
+    refuse_foreign(directory, make(directory, exist_ok=True))  # before anything is added to it
     with hold(directory):
         names = {path.name for path in directory.iterdir() if not files.LEFTOVER.fullmatch(path.name)}
         refuse_foreign(directory, names - {LOCK})
@@ -42,10 +41,11 @@ def refuse_foreign(directory: Path, names: set[str]) -> None:
         )
 
 
-def make(directory: Path, *, exist_ok: bool) -> None:
-    """Make a run directory; an existing one raises FileExistsError, unless that is allowed."""
+def make(directory: Path, *, exist_ok: bool) -> set[str]:
+    """Make a run directory and return what it holds; an existing one raises FileExistsError, unless that is allowed."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
+        directory.mkdir(parents=True, exist_ok=exist_ok)
+        return {path.name for path in directory.iterdir()}
     except OSError as error:
         if isinstance(error, FileExistsError) and not exist_ok:
             raise
@@ -70,7 +70,7 @@ def hold(directory: Path) -> Iterator[None]:
     path = directory / LOCK
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise UsageError(f"{path} cannot be opened: {error.strerror}; name a directory you may write to") from error
         try:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpi import policy_file
-from gpi.errors import UsageError
+from gpi import files, policy_file
+from gpi.config import Config, config_of
+from gpi.core.plan import ALGORITHMS
+from gpi.envs.seeds import MAX_SEED
+from gpi.errors import FileError, UsageError, read_error
 from gpi.standalone import Facts
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ class Run:
     @property
     def config(self) -> Facts:
         """The run's settings."""
-        return json.loads((self.dir / "config.json").read_text(encoding="utf-8"))["config"]
+        return read_settings(self.dir / "config.json")
 
     @property
     def seeds(self) -> list[int]:
@@ -42,8 +45,12 @@ class Run:
 
     def episodes(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps at which a seed's episodes ended, and their returns."""
-        rows = [row for row in read_rows(self.dir / "episodes.csv") if int(row["seed"]) == seed]
-        return np.array([int(row["steps"]) for row in rows]), np.array([float(row["return"]) for row in rows])
+        path = self.dir / "episodes.csv"
+        try:
+            rows = [row for row in read_rows(path, "seed", "steps", "return") if int(row["seed"]) == seed]
+            return np.array([int(row["steps"]) for row in rows]), np.array([float(row["return"]) for row in rows])
+        except ValueError as error:
+            raise damaged(path, error) from error
 
     @property
     def steps(self) -> dict[int, int]:
@@ -83,16 +90,57 @@ def final_performance(steps: np.ndarray, returns: np.ndarray) -> float:
     return float(last.mean()) if len(last) else float("nan")
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def read_settings(path: Path) -> Facts:
+    """Return the settings in a config.json; those that are known here have their types. Raise FileError otherwise."""
+    try:
+        settings = files.parse_json(path.read_bytes(), "it").get("config")
+        if not isinstance(settings, dict) or not {"task", "algorithm", "seed", "seeds"} <= settings.keys():
+            raise FileError("it lacks the settings of a run")
+        known = Config.__dataclass_fields__.keys() & settings.keys()
+        config = config_of({name: settings[name] for name in known})
+        if config.algorithm not in ALGORITHMS or not 1 <= config.seeds <= MAX_SEED:
+            raise FileError(f"algorithm {config.algorithm!r} with {config.seeds} seeds is no run")
+        return settings
+    except OSError as error:
+        raise read_error(path, error) from error
+    except (FileError, UsageError) as error:
+        raise damaged(path, error) from error
+
+
+def read_rows(path: Path, *columns: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file that has these columns; a last line that was never finished is left out."""
+    try:
+        text = path.read_bytes().decode()
+        rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+    except OSError as error:
+        raise read_error(path, error) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise damaged(path, error) from error
+    header = rows[0] if rows else []
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise damaged(path, f"it lacks the column {missing[0]!r}")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise damaged(path, f"line {number} has {len(row)} cells, not {len(header)}")
+    return [dict(zip(header, row, strict=True)) for row in rows[1:]]
+
+
+def damaged(path: Path, why: object) -> FileError:
+    """Return the error of a file of a run that is not as `gpi train` wrote it."""
+    return FileError(f"{path} is damaged: {' '.join(str(why).split())[:200]}; restore it, or train again")
 
 
 def open_run(directory: str | Path, *needs: str) -> Run:
     """Return the run in a directory; raise UsageError if one of the files that it `needs` is missing."""
     path = Path(directory)
-    for name in needs or ("config.json", "episodes.csv"):
-        if not (path / name).is_file():
-            raise UsageError(f"{path} is not a run directory: it has no {name}; name a directory that `gpi train` made")
+    try:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist; name a directory that `gpi train` made")
+        for name in needs or ("config.json", "episodes.csv"):
+            if not (path / name).is_file():
+                what = "is not a run directory: it has no"
+                raise UsageError(f"{path} {what} {name}; name a directory that `gpi train` made")
+    except OSError as error:
+        raise read_error(path, error) from error
     return Run(path)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from gpi.envs.episodes import EpisodeCounter
-from gpi.errors import DiskError, FileError
+from gpi.errors import DENIED, FileError, disk_error
 from gpi.failpoints import failpoint
 from gpi.standalone import Facts
 
@@ -52,8 +52,10 @@ class Table:
         self.path, self.pending, self.size = path, b"", size or 0
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self.fd = os.open(path, flags | (os.O_CREAT | os.O_TRUNC if size is None else 0), 0o600)
+            self.fd = os.open(path, flags | (os.O_CREAT | os.O_TRUNC if size is None else 0), 0o666)
         except OSError as error:
+            if size is None or error.errno in DENIED:
+                raise disk_error(path, error) from error
             raise FileError(f"{path} cannot be opened: {error.strerror}; restore it, or train again") from error
         if size is None:
             self.add([columns])
@@ -89,7 +91,7 @@ class Table:
             failpoint("table.before_fsync")
             os.fsync(self.fd)
         except OSError as error:
-            raise DiskError(f"{self.path} cannot be written: {error.strerror}; free disk space") from error
+            raise disk_error(self.path, error) from error
         return self.size
 
     def close(self) -> None:

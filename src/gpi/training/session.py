@@ -278,7 +278,8 @@ def make_environments(job: Job, x64: bool | None = None) -> CompiledPool | HostP
     threads = job.config.threads or min(cores(), len(seeds))
     first_core = 0 if threads == os.cpu_count() == cores() else -1
     if job.task.backend != "gymnasium" or x64 is None:
-        return tasks.make_pool(job.task, seeds, threads, first_core, job.make)
+        limit = job.config.step_timeout
+        return tasks.make_pool(job.task, seeds, threads, first_core, job.make, step_timeout=limit)
     around = functools.partial(jax.enable_x64, x64)
     with around():
         return tasks.make_pool(job.task, seeds, threads, first_core, job.make, around)

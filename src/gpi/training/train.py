@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpi import files
-from gpi.config import Config, config_of
+from gpi.config import Config, config_of, validate_new, without_effect
 from gpi.envs import tasks
 from gpi.envs.checks import check
+from gpi.envs.envpool import import_envpool
 from gpi.errors import FileError, UsageError
 from gpi.rundir import lock
 from gpi.rundir.run import Run, open_run
@@ -38,14 +39,23 @@ class UserCode(NamedTuple):
 
 
 def train(
-    config: Config, out: Path | None = None, user: UserCode | None = None, *, quiet: bool = False
-) -> tuple[Run, int | None]:
-    """Train a population and write its run directory; return it, and the signal that cut it short, if one did."""
+    config: Config, out: Path | None = None, user: UserCode | None = None, *, quiet: bool = False,
+    typed: Iterable[str] = (),
+) -> tuple[Run, int | None]:  # fmt: skip
+    """Train a population and write its run directory; return it, and the signal that cut it short, if one did.
+
+    Of the settings in `typed`, which the user has given one by one, those without effect are named.
+    """
     make, callbacks = user or UserCode()
+    config, notes = without_envpool(config, make)
     job = resolve(config, make, callbacks)
     require_memory(job)
+    validate_new(job.config)
+    notes += without_effect(job.config, typed)
     directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
+        for note in notes:
+            progress.say(f"note: {note}")
         devices.prepare(job.config)
         check_environment(job, progress)
         return Session(job, directory, progress).start()
@@ -61,6 +71,8 @@ def resume(
     with lock.hold(directory):
         job, about = read_job(directory, make, callbacks)
         require_named(directory, job.config, env, make)
+        if make is None and tasks.falls_back(job.config.task, job.config.backend) and sys.platform == "linux":
+            import_envpool()  # the run was made with it; here it is missing, which is said in one line
         if steps is not None:
             job = resolve(dataclasses.replace(job.config, steps=steps), make, callbacks)
         with Progress(job.config.seeds, quiet=quiet) as progress:
@@ -84,10 +96,20 @@ def default_directory(config: Config) -> Path:
     return Path("runs") / f"{stamp}-{config.algorithm}-{task}"
 
 
+def without_envpool(config: Config, make: Make | None) -> tuple[Config, list[str]]:
+    """Return the settings of a new run, which record Gymnasium where EnvPool is missing, and a line that says so."""
+    if make is not None or not tasks.falls_back(config.task, config.backend):
+        return config, []
+    note = f"EnvPool is not installed here: {config.task} runs on Gymnasium, which is slower"
+    return dataclasses.replace(config, backend="gymnasium"), [note]
+
+
 def check_environment(job: Job, progress: Progress) -> None:
     """Raise if the environment is broken, before anything starts; EnvPool's need no check."""
     if not job.task.compiled:
-        for note in check(job.task, job.make, alone=len(job.seeds) * job.config.num_envs == 1).notes:
+        config, alone = job.config, len(job.seeds) * job.config.num_envs == 1
+        options = {"allow_images": config.allow_images, "step_timeout": config.step_timeout}
+        for note in check(job.task, job.make, alone=alone, **options).notes:
             progress.say(f"note: {note}")
 
 

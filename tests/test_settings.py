@@ -1,0 +1,135 @@
+"""Settings as people type them: unknown names, other libraries' names, values without effect."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import envs_own
+import pytest
+from own_runs import TINY
+
+import gpi
+from gpi.cli import main
+from gpi.config import SYNONYMS, Config, nearest, validate, validate_new, without_effect
+from gpi.core.plan import ALGORITHMS
+from gpi.envs import tasks
+from gpi.errors import UsageError
+
+NAMES = [*Config.__dataclass_fields__]
+
+
+def test_names_of_other_libraries_lead_to_ours():
+    assert {"learning_rate", "total_timesteps", "n_steps", "clip_range", "n_epochs", "net_arch"} <= SYNONYMS.keys()
+    assert set(SYNONYMS.values()) <= set(NAMES) and not SYNONYMS.keys() & set(NAMES)
+    assert nearest("learning_rate", NAMES) == nearest("learning-rate", NAMES) == "lr"
+    assert nearest("--learning-rate", ["--lr", "--seeds"]) == "--lr"
+    assert nearest("kapa", NAMES) == "kappa" and nearest("Gamma", NAMES) == "gamma" and nearest("b", NAMES) == "B"
+    assert nearest("GePPO", ALGORITHMS) == "geppo"
+    assert nearest("qwertz", NAMES) is None and nearest("", NAMES) is None
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    ((("ppo", "Pendulum-v1"), {"learning_rate": 1e-3}), "gpi.train has no setting 'learning_rate'; try lr"),
+    ((("ppo", "Pendulum-v1"), {"kapa": 1}), "no setting 'kapa'; try kappa"),
+    ((("ppo", "Pendulum-v1"), {"qwertz": 1}), "no setting 'qwertz'; see gpi.Config"),
+    ((("cheetah-run", "ppo"), {}), "takes the algorithm first; write gpi.train('ppo', 'cheetah-run', ...)"),
+    (((envs_own.Walk, "ppo"), {}), "takes the algorithm first; write gpi.train('ppo', env, ...)"),
+    ((("ppo", "Pendulum-v1"), {"callbacks": print}), "must be a list of functions; write callbacks=[...]"),
+    ((("ppo", "Pendulum-v1"), {"callbacks": [3]}), "callback 3 must be a function"),
+    ((("ppo", "Pendulum-v1"), {"callbacks": [gpi.Run]}), "must be a function"),
+    ((("ppo", "Pendulum-v1"), {"eps": 5}), "eps = 5.0 must be at most 2: TV distance is at most 1"),
+    ((("ppo", "Pendulum-v1"), {"allow_images": "no"}), "allow_images = 'no' must be bool"),
+    ((("ppo", "Pendulum-v1"), {"step_timeout": -1}), "step_timeout = -1.0 must be 0 or more seconds"),
+])  # fmt: skip
+def test_wrong_arguments_in_python_are_one_line(arguments: tuple[Any, Any], line: str, tmp_path: Path):
+    with pytest.raises(UsageError) as error:
+        gpi.train(*arguments[0], out=tmp_path / "run", **arguments[1])
+    assert line in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rule_for_new_runs_does_not_stop_old_ones():
+    old = Config("cheetah-run", eps=5.0)
+    validate(old)
+    with pytest.raises(UsageError, match="at most 2"):
+        validate_new(old)
+    with pytest.raises(UsageError, match="eps = inf must be positive and finite"):
+        validate(Config("cheetah-run", eps=float("inf")))
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("cheetah-rnu", "cheetah-run"), ("Cheetah-Run", "cheetah-run"), ("cheetah_run", "cheetah-run"),
+    ("CartPole", "CartPole-v1"), ("Pendulum-v0", "Pendulum-v1"), ("dmc/walker-wlak", "walker-walk"),
+    ("", None), ("3", None), ("漢字-🤖-v0", None), ("zzz", None), ("ppo", None),
+])  # fmt: skip
+def test_a_task_that_is_near_is_named_and_none_that_is_not(name: str, near: str | None):
+    with pytest.raises(UsageError) as error:
+        tasks.find(name)
+    assert (f"the nearest is {near!r}" if near else "Gymnasium id or module:id; `gpi tasks`") in str(error.value)
+
+
+def test_atari_says_what_to_install():
+    with pytest.raises(UsageError, match=r"`pip install ale-py`, then name it ale_py:ALE/Pong-v5, with --allow-images"):
+        tasks.find("ALE/Pong-v5")
+
+
+@pytest.mark.parametrize(("option", "value", "rule"), [
+    ("--steps", "abc", "whole number, e.g. 1000000 or 1e6"), ("--seeds", "1.5", "whole number"),
+    ("--steps", "10**6", "whole number"), ("--steps", "inf", "whole number"), ("--steps", "nan", "whole number"),
+    ("--hidden", "64x64", "e.g. 64,64"), ("--hidden", "", "e.g. 64,64"), ("--hidden", "64,", "e.g. 64,64"),
+])  # fmt: skip
+def test_numbers_that_are_none_name_their_form(option: str, value: str, rule: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "cheetah-run", option, value])
+    line = capsys.readouterr().err
+    assert stop.value.code == 2 and line.count("\n") == 1 and repr(value) in line and rule in line
+
+
+IDLE = [
+    *((name, "kappa", 0.25, {}) for name in ("ppo", "trpo", "vmpo")),
+    *((name, "lr", 5.0, {}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
+    *((name, "max_grad_norm", 0.01, {}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
+    *((name, "kl_slack", 9.0, {}) for name in ("ppo", "geppo")),
+    *((name, "kl_slack", 9.0, {"trust": "strict"}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
+]
+ACTIVE = [("geppo", "kappa"), ("geppo", "lr"), ("geppo", "max_grad_norm"), ("getrpo", "kl_slack"), ("ppo", "B")]
+
+
+def test_settings_without_effect_are_named():
+    for algorithm, name, value, others in IDLE:
+        config = Config("cheetah-run", algorithm, **others, **{name: value})
+        [line] = without_effect(config, [name, "task", "algorithm"])
+        assert line.startswith(f"{name} = {value} has no effect with ")
+        assert without_effect(config, []) == [], "settings from elsewhere are not mentioned"
+    for algorithm, name in ACTIVE:
+        assert without_effect(Config("cheetah-run", algorithm), [name]) == []
+    named = {(algorithm, name) for algorithm, name, _, _ in IDLE}
+    for algorithm in ALGORITHMS:
+        for name in set(NAMES) - {"step_timeout"}:
+            told = without_effect(Config("cheetah-run", algorithm), [name])
+            assert not told or (algorithm, name) in named
+    assert without_effect(Config("cheetah-run"), ["step_timeout"]) != []
+    assert without_effect(Config("x:y", backend="processes"), ["step_timeout"]) == []
+
+
+def results(run: gpi.Run) -> tuple[list[bytes], list[list[str]]]:
+    """Return the policies of a run, and its metrics but for the column that only repeats the setting lr."""
+    with (run.dir / "metrics.csv").open(newline="") as file:
+        rows = [[cell for name, cell in row.items() if name != "lr"] for row in csv.DictReader(file)]
+    return [(run.dir / f"policy-{seed}.safetensors").read_bytes() for seed in run.seeds], rows
+
+
+@pytest.mark.parametrize(("algorithm", "name", "value", "others"), [
+    IDLE[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in IDLE[1:])
+])  # fmt: skip
+def test_settings_without_effect_have_none(
+    algorithm: str, name: str, value: float, others: dict[str, Any], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    tiny: dict[str, Any] = TINY | {"seeds": 1, "quiet": False} | others
+    changed: dict[str, Any] = tiny | {name: value}
+    plain = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "plain", steps=300, **tiny)
+    assert "no effect" not in capsys.readouterr().out
+    other = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "other", steps=300, **changed)
+    assert capsys.readouterr().out.count(f"note: {name} = {value} has no effect with ") == 1
+    assert results(plain) == results(other)
