@@ -62,6 +62,10 @@ class Config:
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike", "optimisation")
     threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core", "machine")
     checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from", "run")
+    eval_every: int = setting(
+        0, "iterations between evaluations, by which each seed's best policy is kept; 0: never", "run"
+    )
+    eval_episodes: int = setting(10, "episodes of each of these evaluations, per seed", "run")
 
     @property
     def short_task(self) -> str:
@@ -82,7 +86,7 @@ def validate(config: Config) -> None:
         raise UsageError(
             f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; try {nearest!r}"
         )
-    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every"):
+    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every", "eval_episodes"):
         require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
     require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
@@ -95,7 +99,7 @@ def validate(config: Config) -> None:
             config, name, 0.0 < getattr(config, name) < math.inf, "must be positive", "leave it out for the default"
         )
     require(config, "trust", config.trust in TRUST_MODES, f"must be one of {', '.join(TRUST_MODES)}", "use paper")
-    for name in ("threads", "freeze_normaliser"):
+    for name in ("threads", "freeze_normaliser", "eval_every"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")

@@ -16,7 +16,12 @@ from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.standalone import Facts
 
-FREE = ("steps", "checkpoint_every")  # may change without changing what an iteration computes
+FREE = (
+    "steps",
+    "checkpoint_every",
+    "eval_every",
+    "eval_episodes",
+)  # may change without changing what an iteration computes
 
 
 class Found(NamedTuple):

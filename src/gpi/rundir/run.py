@@ -6,15 +6,16 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gpi import policy_file
 from gpi.errors import UsageError
+from gpi.rundir import policies
 from gpi.standalone import Facts
 
 if TYPE_CHECKING:
+    from gpi.rundir.policies import Which
     from gpi.standalone import Policy
 
 CURVE = "learning_curve.png"
@@ -48,9 +49,9 @@ class Run:
         """Final performance of each seed: mean return of the episodes of its last 204,800 steps (`FINAL_STEPS`)."""
         return {seed: final_return(*self.episodes(seed)) for seed in self.seeds}
 
-    def policy(self, seed: int | None = None) -> Policy:
-        """Return the final policy of a seed, by default the first."""
-        return policy_file.load(self.dir, seed)
+    def policy(self, seed: int | Literal["best"] | None = None, policy: Which = "last") -> Policy:
+        """Return the final policy of a seed, by default the first, or its best; see `gpi.load`."""
+        return policies.load(self.dir, seed, policy)
 
 
 def final_return(steps: np.ndarray, returns: np.ndarray) -> float:
