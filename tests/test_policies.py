@@ -67,10 +67,11 @@ def test_names_of_observations_are_in_a_checkpoint_too(tmp_path: Path):
     kept = tmp_path / "kept"
 
     def keep(report: Report) -> None:
-        if report.iteration == 3:
+        if report.iteration == 2:
             shutil.copytree(report.directory, kept)
 
-    run = gpi.train("trpo", envs_own.Choice, out=tmp_path / "r", steps=900, callbacks=[keep], **TINY)
+    settings = {**TINY, "num_envs": 2, "threads": 2, "checkpoint_every": 1, "callbacks": [keep]}
+    run = gpi.train("trpo", envs_own.Choice, out=tmp_path / "r", steps=512, **settings)
     running = gpi.load(kept, 1)
     assert (
         running.about["observation_names"] == run.policy(1).about["observation_names"] == ["late[0]", "late[1]", "x[0]"]

@@ -142,7 +142,10 @@ def policies_in(found: Checkpoint) -> dict[int, Policy]:
     """Return the policies of all members of a checkpoint, by seed; raise FileError if it does not hold them."""
     try:
         match found.identity:
-            case {"config": {"seed": int(first), "seeds": int(count), **config}, "environment": dict(environment)}:
+            case {
+                "config": {"task": str(), "seed": int(first), "seeds": int(count)} as config,
+                "environment": dict(environment),
+            }:
                 members = range(first, first + count)
                 return {
                     seed: standalone.assemble(arrays_of(found, environment, p, count), about_of(found, config, seed, p))
