@@ -27,6 +27,7 @@ from gpi.errors import FileError
 from gpi.rundir import checkpoint, policies
 from gpi.rundir.evaluations import read_evaluations
 from gpi.rundir.policies import find
+from gpi.standalone import sha256
 
 WRITTEN = Path(__file__).parent / "fixtures" / "runs-4027884"
 UNFINISHED = "policies of the checkpoint at 1,244 steps; the run has not finished"
@@ -269,6 +270,28 @@ def test_without_a_checkpoint_evaluations_begin_again(judged: tuple[gpi.Run, Pat
 
     gpi.resume(copy, env=envs_own.Walk, quiet=True, callbacks=[look])
     assert seen == [2]
+
+
+def test_the_best_policies_in_a_checkpoint_are_checked(judged: tuple[gpi.Run, Path], tmp_path: Path):
+    newest = max(judged[1].glob("ckpt-*"))
+    best = checkpoint.load(newest, None).best
+    assert best.keys() == {"best-0.safetensors", "best-1.safetensors"}
+    assert all(policy_file.parse(data.tobytes()).about["evaluation"] for data in best.values())
+    cases: dict[str, bytes | None] = {
+        "does not fit": files.encode({"../best-0.safetensors": np.zeros(3, np.uint8)}),
+        "best-0.safetensors, found": files.encode({"best-0.safetensors": np.zeros(3, np.float32)}),
+        "manifest.json does not fit": None,
+    }
+    for number, (line, data) in enumerate(cases.items()):
+        path = Path(shutil.copytree(newest, tmp_path / str(number) / newest.name))
+        if data is None:
+            (path / "best.safetensors").unlink()
+        else:
+            (path / "best.safetensors").write_bytes(data)
+            facts = {"size": len(data), "sha256": sha256(data)}
+            forge(path, lambda manifest, facts=facts: manifest["files"].update({"best.safetensors": facts}))
+        with pytest.raises(FileError, match=line):
+            checkpoint.load(path, None)
 
 
 def test_best_is_chosen_by_name(judged: tuple[gpi.Run, Path], capsys: pytest.CaptureFixture[str]):
