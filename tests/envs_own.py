@@ -61,6 +61,14 @@ class Drifting(Walk):
         return super().step(action)
 
 
+class Shared(Walk):
+    """Draws its noise from the random numbers that all code in a process shares."""
+
+    def step(self, action: np.ndarray) -> Any:
+        self.x += 0.02 * float(np.random.standard_normal())  # noqa: NPY002
+        return super().step(action)
+
+
 class Late(Walk):
     """Raises at its 2000th step, unless it was fixed."""
 

@@ -15,7 +15,6 @@ import pytest
 from own_runs import TINY, Watch, done
 
 import gpi
-from gpi import policy_file
 from gpi.callbacks import Evaluate
 from gpi.config import Config
 from gpi.envs import tasks
@@ -59,7 +58,7 @@ def test_no_file_names_code_to_import(walk: tuple[gpi.Run, Watch, Evaluate], tmp
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result
         assert "never imported because a file says so; name it: --env" in result.stderr
-    assert policy_file.load(copy, 0)(np.zeros(2)).shape == (1,)
+    assert gpi.load(copy, 0)(np.zeros(2)).shape == (1,)
 
 
 def test_functions_without_a_name_to_import_are_passed_again(tmp_path: Path):

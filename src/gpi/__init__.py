@@ -7,7 +7,7 @@ from gpi.api import audit, resume, train
 from gpi.config import Config
 from gpi.errors import GpiError, UsageError
 from gpi.evaluation import Evaluation, evaluate
-from gpi.policy_file import Policy, load
+from gpi.rundir.policies import Policy, load
 from gpi.rundir.run import Run
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from gpi import files
-from gpi.errors import DiskError, EnvironmentFault, UsageError
+from gpi.errors import DiskError, EnvironmentFault, FileError, UsageError
+from gpi.rundir.evaluations import Row, best_file, best_mean, read_evaluations, row_of, write_evaluations
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
@@ -45,6 +45,8 @@ class Report:
     """The current policy of a seed."""
     evaluate: Callable[[int], Evaluation]
     """Plays the given number of episodes with each current policy."""
+    save: Callable[[int, Path, dict[str, str]], None]
+    """Writes the current policy of a seed as a file that `gpi.load` reads, with further facts about it."""
     say: Callable[[str], None]
     """Shows a line, above the bar where there is one."""
 
@@ -113,7 +115,11 @@ class PrintEvery:
 
 
 class Evaluate:
-    """Evaluates the current policies every few iterations, and writes `evaluations.csv` in the run directory."""
+    """Evaluates the current policies every few iterations; `gpi train --eval-every` does it by this.
+
+    It writes `evaluations.csv` in the run directory, and keeps each seed's best policy so far, `best-0.safetensors`.
+    The episodes are neither those of training nor those that `gpi.evaluate` plays.
+    """
 
     def __init__(self, every: int = 50, episodes: int = 10, stop_at: float = np.inf):
         """Play `episodes` per seed every `every` iterations; end the run when all seeds' means reach `stop_at`."""
@@ -127,25 +133,33 @@ class Evaluate:
         try:
             result = report.evaluate(self.episodes)
             self.results.append((report.steps, result))
-            self._write(report, result)
+            self._write(report, self._rows(report, result))
         except EnvironmentFault as error:  # training is not affected
             report.say(f"warning: evaluation after {report.steps:,} steps failed: {error}")
             return False
-        except DiskError as error:
+        except (DiskError, FileError) as error:
             report.say(f"warning: {error}")
         return all(mean >= self.stop_at for mean in result.means.values())
 
-    def _write(self, report: Report, result: Evaluation) -> None:
-        """Append rows, replacing any that a killed run wrote for later iterations."""
-        path = report.directory / "evaluations.csv"
-        rows = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
-        lines = ["seed,iteration,steps,return,low,high,episodes"]
-        lines += [row for row in rows if int(row.split(",")[1]) < report.iteration]
+    def _rows(self, report: Report, result: Evaluation) -> list[Row]:
+        """Return one row of the table for each seed; one episode has no interval."""
+        rows = []
         for seed, steps in zip(report.seeds, report.seed_steps, strict=True):
             low, high = result.interval(seed)
-            numbers = f"{result.means[seed]:.9g},{low:.9g},{high:.9g}"
-            lines.append(f"{seed},{report.iteration},{steps},{numbers},{self.episodes}")
-        files.write(path, ("\n".join(lines) + "\n").encode())
+            interval = f"{low:.9g},{high:.9g}" if self.episodes > 1 else ","
+            mean = f"{result.means[seed]:.9g}"
+            rows.append(row_of(f"{seed},{report.iteration},{steps},{mean},{interval},{self.episodes}"))
+        return rows
+
+    def _write(self, report: Report, rows: list[Row]) -> None:
+        """Append rows, replacing any of this or a later iteration, and save the policies that are the best so far."""
+        run = report.directory
+        write_evaluations(run, [row for row in read_evaluations(run) if row.iteration < report.iteration] + rows)
+        for row in rows:
+            if row.mean > best_mean(run, row.seed):
+                mean = f"{row.mean:.9g}"
+                facts = {"iteration": str(row.iteration), "evaluation": mean, "episodes": str(self.episodes)}
+                report.save(row.seed, best_file(run, row.seed), facts)
 
 
 class TensorBoard:

@@ -91,6 +91,10 @@ class Config:
     )
     threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core", "machine")
     checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from", "run")
+    eval_every: int = setting(
+        0, "iterations between evaluations, by which each seed's best policy is kept; 0: never", "run"
+    )
+    eval_episodes: int = setting(10, "episodes of each of these evaluations, per seed", "run")
 
     @property
     def short_task(self) -> str:
@@ -109,7 +113,7 @@ def validate(config: Config) -> None:
     if config.algorithm not in ALGORITHMS:
         remedy = f"try {nearest(config.algorithm, ALGORITHMS) or 'geppo'!r}"
         raise UsageError(f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; {remedy}")
-    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every"):
+    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every", "eval_episodes"):
         require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
     require(config, "steps", config.steps <= MAX_STEPS, f"must be at most {MAX_STEPS:,}", "use 1e6")
     require(
@@ -128,7 +132,7 @@ def validate(config: Config) -> None:
         )  # fmt: skip
     require(config, "step_timeout", 0.0 <= config.step_timeout < 1e9, "must be 0 or more seconds", "use 60")
     require(config, "trust", config.trust in TRUST_MODES, f"must be one of {', '.join(TRUST_MODES)}", "use paper")
-    for name in ("threads", "freeze_normaliser"):
+    for name in ("threads", "freeze_normaliser", "eval_every"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gpi import policy_file
+from gpi.counting import counted
 from gpi.envs import tasks
 from gpi.envs.episodes import Episode, EpisodeCounter
 from gpi.envs.seeds import env_seeds
 from gpi.errors import EnvironmentFault, UsageError
-from gpi.policy_file import Policy
+from gpi.rundir.policies import Which, find, steps_of
 from gpi.rundir.run import Run
+from gpi.standalone import Policy
 
 if TYPE_CHECKING:  # reading results must not start an environment
     from gpi.envs.importing import Make
@@ -36,6 +39,8 @@ class Evaluation:
     """Number of episodes that were stopped because they did not end; their returns cover the steps played."""
     means: dict[int, float] = field(init=False)
     """Mean return of each seed."""
+    steps: dict[int, int] = field(default_factory=dict)
+    """Environment steps that each policy was trained for."""
 
     def __post_init__(self) -> None:
         """Compute the means from the returns."""
@@ -55,6 +60,10 @@ class Evaluation:
             seed = next(iter(self.returns))
         return bootstrap(np.array(list(self.means.values())) if seed is None else self.returns[seed])
 
+    def has_interval(self) -> bool:
+        """Return whether `interval()` is one: a single episode has none."""
+        return len(self.returns) > 1 or any(len(returns) > 1 for returns in self.returns.values())
+
 
 def bootstrap(x: np.ndarray) -> tuple[float, float]:
     """Return the 95 % percentile interval of the mean of x."""
@@ -66,9 +75,10 @@ def bootstrap(x: np.ndarray) -> tuple[float, float]:
 
 def evaluate(
     source: str | Path | Run | Policy, env: str | Make | None = None, *, episodes: int = 10,
-    deterministic: bool = True, seed: int | None = None, max_steps: int = 100_000,
+    deterministic: bool = True, seed: int | Literal["best"] | None = None, max_steps: int = 100_000,
+    policy: Which = "last", quiet: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Play episodes with the final policies of a run, or with one policy, in environments unseen in training.
+    """Play episodes with the policies of a run, or with one policy, in environments unseen in training.
 
     Args:
         source: A run, its directory, a policy file, or a policy.
@@ -76,30 +86,32 @@ def evaluate(
             evaluate a policy in an environment other than the one it was trained in.
         episodes: Episodes per seed.
         deterministic: Take the mean or most likely action; otherwise sample as in training.
-        seed: One seed of the run; by default all.
+        seed: One seed of the run, or "best"; by default all.
         max_steps: Steps after which an episode that does not end is stopped.
+        policy: "best" takes each seed's best policy by its evaluations in training; see `gpi.load`.
+        quiet: Show no progress.
     """
-    if episodes < 1 or max_steps < 1:
-        raise UsageError(f"episodes = {episodes} and max_steps = {max_steps} must be at least 1; use 1 or more")
+    require_positive(episodes=episodes, max_steps=max_steps)
     path = source.dir if isinstance(source, Run) else source
-    policies = policies_of(path, seed)
+    policies = policies_of(path, seed, policy)
     task, make = task_of(policies, path, env)
-    return play(policies, task, make, episodes, deterministic=deterministic, max_steps=max_steps)
+    return play(policies, task, make, episodes, deterministic=deterministic, max_steps=max_steps, quiet=quiet)
 
 
-def policies_of(source: str | Path | Policy, seed: int | None = None) -> dict[int, Policy]:
+def require_positive(**settings: int) -> None:
+    """Raise UsageError, naming the setting at fault, unless each is at least 1."""
+    for name, value in settings.items():
+        if value < 1:
+            raise UsageError(f"{name} = {value} must be at least 1; use 1 or more")
+
+
+def policies_of(
+    source: str | Path | Policy, seed: int | Literal["best"] | None = None, policy: Which = "last"
+) -> dict[int, Policy]:
     """Return the policies of a run by their seeds, or a single policy."""
     if isinstance(source, Policy):
         return {int(source.about.get("seed", 0)): source}
-    path = Path(source)
-    if not path.is_dir() or (path / "policy.json").is_file():
-        policy = policy_file.load(path)
-        return {int(policy.about.get("seed", 0)): policy}
-    if seed is not None:
-        return {seed: policy_file.load(path, seed)}
-    return {name: policy_file.load(path, name) for name in sorted(policy_file.list_policy_files(path))} or {
-        0: policy_file.load(path)  # raises, naming what is missing
-    }
+    return find(source, seed, policy).policies
 
 
 def task_of(
@@ -118,27 +130,42 @@ def task_of(
 
 def play(
     policies: Mapping[int, Policy], task: tasks.Task, make: Make | None, episodes: int,
-    *, deterministic: bool = True, max_steps: int = 100_000,
+    *, deterministic: bool = True, max_steps: int = 100_000, purpose: str = "evaluation", quiet: bool = True,
 ) -> Evaluation:  # fmt: skip
-    """Play episodes with each policy; environments are seeded by seed and number, the same in every evaluation."""
+    """Play episodes with each policy; environments are seeded by seed and number, the same for the same `purpose`."""
     returns, lengths, unfinished = {}, {}, 0
     task = task._replace(backend="gymnasium") if task.backend == "processes" else task
-    for seed, policy in policies.items():
-        seeds = env_seeds(task.id, "evaluation", seed, min(PARALLEL, episodes))
-        pool = tasks.make_host_pool(task, seeds, make=make)
-        try:
-            require_fit(policy, pool.spec)
-            rng = None if deterministic else np.random.default_rng(seed)
-            returns[seed], lengths[seed], cut = _episodes(policy, pool, episodes, rng, max_steps)
-            unfinished += cut
-        finally:
-            pool.close()
-    return Evaluation(task.id, returns, lengths, unfinished)
+    with counted("episodes", episodes * len(policies), quiet=quiet) as show:
+        for number, (seed, policy) in enumerate(policies.items()):
+            seeds = env_seeds(task.id, purpose, seed, min(PARALLEL, episodes))
+            pool = tasks.make_host_pool(task, seeds, make=make)
+            try:
+                require_fit(policy, pool.spec)
+                rng = None if deterministic else np.random.default_rng(seed)
+                returns[seed], lengths[seed], cut = _episodes(
+                    policy, pool, episodes, rng, max_steps, lambda now, before=number * episodes: show(before + now)
+                )
+                unfinished += cut
+            finally:
+                pool.close()
+    return Evaluation(task.id, returns, lengths, unfinished, {seed: steps_of(one) for seed, one in policies.items()})
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the random numbers that all code in a process shares as they were: environments may draw from them."""
+    shared, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (it is the user's)
+    try:
+        yield
+    finally:
+        np.random.set_state(shared)  # noqa: NPY002
+        random.setstate(python)
 
 
 def _episodes(
-    policy: Policy, pool: HostPool, episodes: int, rng: np.random.Generator | None, max_steps: int
-) -> tuple[np.ndarray, np.ndarray, int]:
+    policy: Policy, pool: HostPool, episodes: int, rng: np.random.Generator | None, max_steps: int,
+    show: Callable[[int], None],
+) -> tuple[np.ndarray, np.ndarray, int]:  # fmt: skip
     """Return returns, lengths and the number of unfinished episodes.
 
     Every environment plays its share, so that short episodes are not over-represented.
@@ -155,6 +182,7 @@ def _episodes(
             missing = max(quotas[i] - len(played[i]), 0)  # it would not end in its other episodes either
             played[i] += [Episode(int(i), float(counter.total[i]), int(counter.length[i]))] * missing
             unfinished += missing
+        show(sum(min(len(mine), quota) for mine, quota in zip(played, quotas, strict=True)))
         obs = step.obs
     chosen = [episode for mine, quota in zip(played, quotas, strict=True) for episode in mine[:quota]]
     return np.array([one.total for one in chosen]), np.array([one.length for one in chosen]), unfinished

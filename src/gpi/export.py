@@ -13,13 +13,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gpi import files, policy_file, standalone
+from gpi import files, standalone
 from gpi.errors import GpiError, UsageError, disk_error
 from gpi.onnx_export import encode_onnx, load_onnx
+from gpi.rundir.policies import Which, load
 from gpi.standalone import CategoricalPolicy, GaussianPolicy, Policy
 
 FORMATS = ("numpy", "onnx")
@@ -41,21 +42,24 @@ Outputs = tuple[np.ndarray, np.ndarray]  # actions, and what `Policy.unscaled` g
 Act = Callable[[np.ndarray], Outputs]
 
 
-def export(source: str | Path | Policy, out: str | Path, format: str = "numpy", seed: int | None = None) -> Exported:
+def export(
+    source: str | Path | Policy, out: str | Path, format: str = "numpy", seed: int | Literal["best"] | None = None,
+    policy: Which = "last",
+) -> Exported:  # fmt: skip
     """Write a policy in another form, and compare it with the original on 10,000 observations.
 
-    `source` is a run directory (then `seed` chooses, by default the first), a policy file or a policy. `numpy` makes
-    `out` a directory of three files, `onnx` one file. An export that differs by more than 1e-5 is removed, and raises
-    `GpiError`.
+    `source` is a run directory (then `seed` and `policy` choose as in `gpi.load`), a policy file or a policy.
+    `numpy` makes `out` a directory of three files, `onnx` one file. An export that differs by more than 1e-5 is
+    removed, and raises `GpiError`.
     """
     if format not in FORMATS:
         raise UsageError(f"format {format!r} is not known; it must be one of {', '.join(FORMATS)}")
-    policy = require_usable(source) if isinstance(source, Policy) else policy_file.load(source, seed)
+    original = require_usable(source) if isinstance(source, Policy) else load(source, seed, policy)
     path = Path(out)
     if format == "onnx":
-        content, load_act, claim = {path: encode_onnx(policy)}, load_onnx, claim_file
+        content, load_act, claim = {path: encode_onnx(original)}, load_onnx, claim_file
     else:
-        content = {path / name: data for name, data in encode_numpy(policy).items()}
+        content = {path / name: data for name, data in encode_numpy(original).items()}
         load_act, claim = load_numpy, claim_directory
     try:
         made = claim(path)
@@ -66,7 +70,7 @@ def export(source: str | Path | Policy, out: str | Path, format: str = "numpy", 
             files.write(file, data)
         with files.directory(path.parent) as parent:
             os.fsync(parent)  # a new directory must survive a power cut too
-        return Exported(tuple(content), compare(policy, load_act(path)), OBSERVATIONS)
+        return Exported(tuple(content), compare(original, load_act(path)), OBSERVATIONS)
     except BaseException:
         withdraw(content, made)
         raise

@@ -57,34 +57,46 @@ def encode(arrays: dict[str, np.ndarray], text: str) -> bytes:
     return files.seal({"gpi": text}, lambda metadata: files.encode(arrays, metadata))
 
 
-def load(path: str | Path, seed: int | None = None) -> Policy:
-    """Load the policy in a file, in a directory that `gpi export` made, or of a run's `seed`, by default its first.
+def load(path: Path) -> Policy:
+    """Load the policy in a file, or in a directory that `gpi export` made.
 
     No code in the file is run, and all of it is checked: if it is damaged or not a policy, `gpi.errors.FileError` is
     raised.
     """
-    path = Path(path)
     if (path / "policy.json").is_file():
         try:
             return standalone.load(path)
         except ValueError as error:
             raise FileError(str(error)) from error
-    if path.is_dir():
-        path = find_policy_file(path, seed)
     if not path.exists():
         raise UsageError(f"{path} does not exist; name a policy file or a run directory")
     try:
         data = files.read(path.parent, path.name, SIZE_LIMIT)
-        arrays, metadata = files.decode(data, finite=True)
-        text = metadata.get("gpi", "{}")
-        about = files.parse_json(text.encode(), "the description")
-        if about.pop("format", None) != FORMAT or not is_valid_description(about):
-            raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(text)})")
-        if data != encode(arrays, text):
-            raise FileError("damaged (expected the hash of its own content, found another)")
-        return assemble(arrays, about)
+        require_policy_file(path, data)
+        return parse(data)
     except FileError as error:
         raise FileError(f"policy {path}: {error}") from error
+
+
+def require_policy_file(path: Path, data: bytes) -> None:
+    """Raise FileError for a file of another kind, such as a table of the run; a damaged policy file passes."""
+    if data[8:9] == b"{" or (data and path.suffix == ".safetensors"):
+        return
+    run = path.parent if (path.parent / "config.json").is_file() else None
+    remedy = f"name the run directory, {run}" if run else "name the run directory, or a .safetensors file in it"
+    raise FileError(f"not a policy file; {remedy}")
+
+
+def parse(data: bytes) -> Policy:
+    """Return the policy in a file's bytes, all of them checked."""
+    arrays, metadata = files.decode(data, finite=True)
+    text = metadata.get("gpi", "{}")
+    about = files.parse_json(text.encode(), "the description")
+    if about.pop("format", None) != FORMAT or not is_valid_description(about):
+        raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(text)})")
+    if data != encode(arrays, text):
+        raise FileError("damaged (expected the hash of its own content, found another)")
+    return assemble(arrays, about)
 
 
 def is_valid_description(about: Facts) -> bool:
@@ -109,17 +121,15 @@ def assemble(arrays: dict[str, np.ndarray], about: Facts) -> Policy:
         raise FileError(f"other arrays than a policy's ({error})") from error
 
 
-def list_policy_files(run: Path) -> dict[int, Path]:
-    """Return the files of a run's policies by seed."""
-    names = [(re.fullmatch(r"policy-(\d{1,9})\.safetensors", file.name), file) for file in sorted(run.iterdir())]
-    return {int(match[1]): file for match, file in names if match}
+def list_policy_files(run: Path, kind: str = "policy") -> dict[int, Path]:
+    """Return the files of a run's policies by seed; `kind` is policy, those of its end, or best."""
+    names = [(re.fullmatch(rf"{kind}-([0-9]{{1,9}})\.safetensors", file.name), file) for file in sorted(run.iterdir())]
+    return dict(sorted((int(match[1]), file) for match, file in names if match))
 
 
-def find_policy_file(run: Path, seed: int | None) -> Path:
-    """Return the file of one seed's policy in a run directory, by default of the first seed."""
-    found = list_policy_files(run)
-    if not found:
-        raise UsageError(f"{run} holds no policy; train first, or let the run finish")
-    if seed is not None and seed not in found:
-        raise UsageError(f"{run} has no policy of seed {seed}; it has {sorted(found)}")
-    return found[min(found) if seed is None else seed]
+def number_in(about: Facts, name: str) -> float:
+    """Return a number that a description holds as text; NaN where there is none."""
+    try:
+        return float(about.get(name, "nan"))
+    except (TypeError, ValueError):
+        return float("nan")

@@ -85,6 +85,15 @@ class Policy:
         """Prefer `assemble`, which checks that arrays fit together; `about` holds facts about the training."""
         self.layers, self.obs_mean, self.obs_std, self.about = layers, obs_mean, obs_std, about
 
+    def __repr__(self) -> str:
+        """Return what the policy is: GaussianPolicy(cheetah-run, seed 0, 200,000 steps, 17 observations, 6 actions)."""
+        task, seed, steps = (str(self.about[name]) if name in self.about else "" for name in ("task", "seed", "steps"))
+        known = [task.removeprefix("dmc/"), seed and f"seed {seed}"]
+        known.append(f"{int(steps):,} steps" if steps.isdecimal() else "")
+        counts = {"observation": self.obs_mean.size, "action": self.action_size}
+        sizes = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()]
+        return f"{type(self).__name__}({', '.join([word for word in known if word] + sizes)})"
+
     @property
     def action_size(self) -> int:
         """Number of entries of an action or, where actions are discrete, of actions to choose from."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from gpi.cli.parsing import ENV, whole
-from gpi.evaluation import Evaluation, evaluate, policies_of, task_of
+from gpi.evaluation import Evaluation, play, require_positive, task_of
 from gpi.export import export
+from gpi.rundir.policies import Found, Which, find
 from gpi.video import record
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def add_eval(verbs: Verbs) -> None:
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory, or a policy file")
     verb.add_argument("--episodes", type=whole, default=10, help="episodes per seed (default: %(default)s)")
     verb.add_argument("--sampled", action="store_true", help="sample actions as in training, instead of the mean")
-    verb.add_argument("--seed", type=int, help="only this seed (default: all)")
+    add_choice(verb, "only this seed", "all")
     verb.add_argument("--env", help=ENV)
     verb.add_argument(
         "--max-steps", type=whole, default=100_000, help="stop episodes that do not end (default: %(default)s)"
@@ -35,36 +37,66 @@ def add_eval(verbs: Verbs) -> None:
     verb.set_defaults(run=run_eval)
 
 
+def add_choice(verb: argparse.ArgumentParser, what: str, default: str) -> None:
+    """Add the options that choose among the policies of a run."""
+    verb.add_argument(
+        "--seed", type=seed_or_best, help=f"{what}, or best, by evaluations in training (default: {default})"
+    )
+    verb.add_argument(
+        "--policy", choices=get_args(Which), default="last",
+        help="each seed's last policy, or its best by evaluations in training, --eval-every (default: %(default)s)",
+    )  # fmt: skip
+
+
+def seed_or_best(text: str) -> int | str:
+    """Read a seed, or the word best."""
+    return text if text == "best" else int(text)
+
+
+def chosen(parsed: argparse.Namespace, *, first: bool = False) -> Found:
+    """Return the policies that the command names, after saying what to know about them."""
+    found = find(parsed.run_dir, parsed.seed, parsed.policy, first=first)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return found
+
+
 def run_eval(parsed: argparse.Namespace) -> int:
     """Evaluate policies and print the result."""
-    result = evaluate(
-        parsed.run_dir, parsed.env, episodes=parsed.episodes, deterministic=not parsed.sampled, seed=parsed.seed,
-        max_steps=parsed.max_steps,
+    require_positive(episodes=parsed.episodes, max_steps=parsed.max_steps)
+    found = chosen(parsed)
+    task, make = task_of(found.policies, parsed.run_dir, parsed.env)
+    result = play(
+        found.policies, task, make, parsed.episodes, deterministic=not parsed.sampled, max_steps=parsed.max_steps,
+        quiet=False,
     )  # fmt: skip
-    print(as_json(result) if parsed.json else table(result))
+    print(as_json(result, found) if parsed.json else table(result, found))
     return 0
 
 
-def as_json(result: Evaluation) -> str:
-    """Return an evaluation with every episode as one JSON object."""
-    low, high = result.interval()
+def as_json(result: Evaluation, found: Found) -> str:
+    """Return an evaluation with every episode as one JSON object; one episode has no interval."""
+    low, high = result.interval() if result.has_interval() else (None, None)
     return json.dumps({
         "task": result.task, "mean": result.mean, "low": low, "high": high, "unfinished": result.unfinished,
         "seeds": {
-            str(seed): {"mean": result.means[seed], "interval": result.interval(seed), "returns": returns.tolist(),
+            str(seed): {"mean": result.means[seed], "steps": result.steps[seed],
+                        "interval": result.interval(seed) if len(returns) > 1 else None, "returns": returns.tolist(),
                         "lengths": result.lengths[seed].tolist()}
             for seed, returns in result.returns.items()
         },
+        "notes": [*found.notes, *([found.flattery] if found.flattery else [])],
     })  # fmt: skip
 
 
-def table(result: Evaluation) -> str:
+def table(result: Evaluation, found: Found) -> str:
     """Return an evaluation as a table for people."""
     lines = [f"{result.task}", f"{'seed':>5}  episodes  {'mean':>10}  {'95 % interval':^23}  {'min':>10}  {'max':>10}"]
     for seed, returns in result.returns.items():
         low, high = result.interval(seed)
+        interval = f"{low:.2f} to {high:.2f}" if len(returns) > 1 else "-"
         lines.append(
-            f"{seed:>5}  {len(returns):>8}  {result.means[seed]:>10.2f}  {f'{low:.2f} to {high:.2f}':^23}  "
+            f"{seed:>5}  {len(returns):>8}  {result.means[seed]:>10.2f}  {interval:^23}  "
             f"{returns.min():>10.2f}  {returns.max():>10.2f}"
         )
     if len(result.returns) > 1:
@@ -72,7 +104,7 @@ def table(result: Evaluation) -> str:
         lines.append(f"{'all':>5}  {'':>8}  {result.mean:>10.2f}  {f'{low:.2f} to {high:.2f}':^23}")
     if result.unfinished:
         lines.append(f"{result.unfinished} episodes did not end and were stopped: see --max-steps")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([found.flattery] if found.flattery else [])])
 
 
 def add_record(verbs: Verbs) -> None:
@@ -85,7 +117,7 @@ def add_record(verbs: Verbs) -> None:
     verb.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("episode.mp4"), help=".mp4 or .gif (default: %(default)s)"
     )
-    verb.add_argument("--seed", type=int, help="which seed's policy (default: the first)")
+    add_choice(verb, "which seed's policy", "the first")
     verb.add_argument("--steps", type=whole, default=1000, help="record at most this many steps (default: %(default)s)")
     verb.add_argument("--sampled", action="store_true", help="sample actions as in training, instead of the mean")
     verb.add_argument("--env", help=ENV)
@@ -94,12 +126,15 @@ def add_record(verbs: Verbs) -> None:
 
 def run_record(parsed: argparse.Namespace) -> int:
     """Record an episode, and say what it shows."""
-    policies = policies_of(parsed.run_dir, parsed.seed)
+    found = chosen(parsed, first=True)
+    policies = found.policies
     task, make = task_of(policies, parsed.run_dir, parsed.env)
     seed, policy = next(iter(policies.items()))
     film = record(policy, task, parsed.out, make=make, seed=seed, steps=parsed.steps, sampled=parsed.sampled)
     end = "to its end" if film.ended else "not to its end"
     print(f"{film.path}: seed {seed}, {film.length} steps ({end}), return {film.episode_return:.2f}, {film.fps:g} fps")
+    if found.flattery:
+        print(found.flattery)
     return 0
 
 
@@ -115,15 +150,19 @@ def add_export(verbs: Verbs) -> None:
     verb.add_argument(
         "--out", type=Path, metavar="PATH", help="directory for numpy, file for onnx (default: in the run directory)"
     )
-    verb.add_argument("--seed", type=int, help="which seed's policy (default: the first)")
+    add_choice(verb, "which seed's policy", "the first")
     verb.set_defaults(run=run_export)
 
 
 def run_export(parsed: argparse.Namespace) -> int:
     """Export a policy, and say how well the export agrees with it."""
     directory = parsed.run_dir if parsed.run_dir.is_dir() else parsed.run_dir.parent
-    name = f"policy-{next(iter(policies_of(parsed.run_dir, parsed.seed)))}"
+    found = chosen(parsed, first=True)
+    seed, policy = next(iter(found.policies.items()))
+    name = f"{'best' if parsed.policy == 'best' else 'policy'}-{seed}"
     out = parsed.out or directory / (f"{name}.onnx" if parsed.format == "onnx" else f"{name}-numpy")
-    done = export(parsed.run_dir, out, format=parsed.format, seed=parsed.seed)
+    done = export(policy, out, format=parsed.format)
     print(f"{out}: agrees within {done.worst:.1e} on {done.observations:,} observations")
+    if found.flattery:
+        print(found.flattery)
     return 0

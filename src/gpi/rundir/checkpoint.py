@@ -1,7 +1,8 @@
 """Checkpoints: a run's state in one directory, which exists as a whole or not at all.
 
-`ckpt-000000512/` holds the state after iteration 512: `arrays.safetensors`, `state.json`, and `manifest.json` with the
-sizes and hashes of the two, and its own hash. Hashes stop accidents; attackers are stopped because nothing in these
+`ckpt-000000512/` holds the state after iteration 512: `arrays.safetensors`, `state.json`, where policies were evaluated
+`best.safetensors` with the files of the best so far, and `manifest.json` with the sizes and hashes of these, and its
+own hash. Hashes stop accidents; attackers are stopped because nothing in these
 files is trusted before it has been checked. Only the process that holds the lock of a run directory writes to it.
 """
 
@@ -27,8 +28,10 @@ from gpi.standalone import Facts, sha256
 
 SCHEMA = "gpi-checkpoint-1"
 KEEP = 3
-ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
+ARRAYS, BEST, STATE, MANIFEST = "arrays.safetensors", "best.safetensors", "state.json", "manifest.json"
+UNKNOWN = range(1 << 32)  # sizes of a file whose arrays the reader does not know in advance
 NAME = re.compile(r"ckpt-([0-9]{9})")
+BEST_FILE = re.compile(r"best-[0-9]{1,9}\.safetensors")
 ASIDE = re.compile(r"\.(ckpt-[0-9]{9})\.old")  # the predecessor of a checkpoint that is being replaced
 
 
@@ -39,16 +42,21 @@ class Checkpoint(NamedTuple):
     arrays: dict[str, np.ndarray]
     state: Facts
     identity: Facts
+    best: dict[str, np.ndarray]
+    """The bytes of the best policies so far, by the names of their files."""
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def save(run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts) -> Path:
+def save(
+    run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts,
+    best: Mapping[str, np.ndarray] | None = None,
+) -> Path:  # fmt: skip
     """Write a checkpoint and wait until the disk has it; only then remove all but the newest three."""
     if not 0 <= iteration < 10**9:
         raise UsageError(f"iteration {iteration} cannot be saved; checkpoints count from 0 to 999999999")
-    name, contents = f"ckpt-{iteration:09d}", _pack(iteration, arrays, state, identity)
+    name, contents = f"ckpt-{iteration:09d}", _pack(iteration, arrays, state, identity, best or {})
     try:
         with files.directory(run) as parent:
             try:
@@ -68,9 +76,13 @@ def save(run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Fac
     return run / name
 
 
-def _pack(iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts) -> dict[str, bytes]:
-    """Return the contents of the three files, checked to be readable before any of them exists."""
+def _pack(
+    iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts, best: Mapping[str, np.ndarray]
+) -> dict[str, bytes]:
+    """Return the contents of the files, checked to be readable before any of them exists."""
     contents = {ARRAYS: files.encode(arrays), STATE: files.dump_json(state)}
+    if best:
+        contents[BEST] = files.encode(best)
     facts = {name: {"size": len(data), "sha256": sha256(data)} for name, data in contents.items()}
     contents[MANIFEST] = files.seal(
         {"schema": SCHEMA, "iteration": iteration, "files": facts, "identity": identity}, files.dump_json
@@ -81,7 +93,7 @@ def _pack(iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identi
 
 
 def _build(parent: int, name: str, contents: dict[str, bytes]) -> str:
-    """Write a directory with the three files, wait until the disk has it, and read it back; return its name."""
+    """Write a directory with the files, wait until the disk has it, and read it back; return its name."""
     temp = files.temporary(name)
     failpoint("ckpt.before_mkdir")
     os.mkdir(temp, dir_fd=parent)
@@ -152,13 +164,26 @@ def _rename(parent: int, old: str, new: str) -> None:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path, expected: Specs, finite: Collection[str] | bool = ()) -> Checkpoint:
-    """Load a checkpoint with exactly the arrays expected; raise FileError, in one line, if anything is wrong."""
+def load(path: Path, expected: Specs | None, finite: Collection[str] | bool = ()) -> Checkpoint:
+    """Load a checkpoint with exactly the arrays expected; raise FileError, in one line, if anything is wrong.
+
+    Without `expected`, whoever uses an array checks it.
+    """
     with _opened(path) as (fd, iteration):
         manifest = _manifest(fd, iteration)
-        data = _content(fd, manifest, ARRAYS, files.sizes(expected))
+        data = _content(fd, manifest, ARRAYS, UNKNOWN if expected is None else files.sizes(expected))
         state = files.parse_json(_content(fd, manifest, STATE, range(files.JSON_LIMIT + 1)), STATE)
-        return Checkpoint(iteration, files.decode(data, expected, finite)[0], state, manifest["identity"])
+        best = _best(_content(fd, manifest, BEST, UNKNOWN)) if BEST in manifest["files"] else {}
+        return Checkpoint(iteration, files.decode(data, expected, finite)[0], state, manifest["identity"], best)
+
+
+def _best(data: bytes) -> dict[str, np.ndarray]:
+    """Return the bytes of the best policies by the names of their files; what they hold is checked when it is used."""
+    best = files.decode(data)[0]
+    for name, x in best.items():
+        if not BEST_FILE.fullmatch(name) or x.dtype != np.uint8 or x.ndim != 1:
+            raise FileError(f"{BEST} does not fit (expected bytes of best-0.safetensors, found {shown(name)})")
+    return best
 
 
 def read_identity(path: Path) -> Facts:
@@ -241,10 +266,10 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _manifest(fd: int, iteration: int) -> Facts:
-    """Return the manifest of a checkpoint, checked; raise FileError unless the directory holds exactly three files."""
-    with os.scandir(fd) as entries:  # a fourth is reason enough to refuse, however many follow
-        found = sorted(entry.name for entry in islice(entries, 4))
-    if found != [ARRAYS, MANIFEST, STATE]:
+    """Return the manifest of a checkpoint, checked; raise FileError unless the directory holds exactly its files."""
+    with os.scandir(fd) as entries:  # a fifth is reason enough to refuse, however many follow
+        found = sorted(entry.name for entry in islice(entries, 5))
+    if [name for name in found if name != BEST] != [ARRAYS, MANIFEST, STATE]:
         raise FileError(f"other files (expected {ARRAYS}, {MANIFEST}, {STATE}, found {shown(found)})")
     data = files.read(fd, MANIFEST, files.JSON_LIMIT)
     manifest = files.parse_json(data, MANIFEST)
@@ -255,7 +280,7 @@ def _manifest(fd: int, iteration: int) -> Facts:
         raise FileError(f"{MANIFEST} was changed (expected the hash of its own content, found {shown(claim)})")
     match manifest:
         case {"schema": _, "iteration": number, "files": dict(facts), "identity": dict(), **rest} if not rest:
-            if type(number) is int and number == iteration and facts.keys() == {ARRAYS, STATE}:
+            if type(number) is int and number == iteration and sorted([*facts, MANIFEST]) == found:
                 return manifest
     rule = f"schema, iteration {iteration}, files and identity"
     raise FileError(f"{MANIFEST} does not fit (expected {rule}, found {shown(manifest)})")

@@ -21,6 +21,8 @@ FREE = (
     "checkpoint_every",
     "step_timeout",
     "allow_images",
+    "eval_every",
+    "eval_episodes",
 )  # may change without changing what an iteration computes
 
 

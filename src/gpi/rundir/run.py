@@ -6,18 +6,20 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gpi import files, policy_file
+from gpi import files
 from gpi.config import Config, config_of
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError, read_error
+from gpi.rundir import policies
 from gpi.standalone import Facts
 
 if TYPE_CHECKING:
+    from gpi.rundir.policies import Which
     from gpi.standalone import Policy
 
 CURVE = "learning_curve.png"
@@ -70,9 +72,9 @@ class Run:
         """Final performance of each seed, the study's figure: mean return of the episodes of its last 204,800 steps."""
         return {seed: final_performance(*self.episodes(seed)) for seed in self.seeds}
 
-    def policy(self, seed: int | None = None) -> Policy:
-        """Return the final policy of a seed, by default the first."""
-        return policy_file.load(self.dir, seed)
+    def policy(self, seed: int | Literal["best"] | None = None, policy: Which = "last") -> Policy:
+        """Return the final policy of a seed, by default the first, or its best; see `gpi.load`."""
+        return policies.load(self.dir, seed, policy)
 
 
 def final_return(steps: np.ndarray, returns: np.ndarray, taken: int) -> float:

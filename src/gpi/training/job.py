@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpi.callbacks import Callback, Evaluate
 from gpi.config import Config, checked_types, plan_of, require, validate, validate_batch
 from gpi.core.plan import Plan
 from gpi.envs import dmc, tasks
@@ -14,7 +15,6 @@ from gpi.envs.seeds import env_seeds
 from gpi.envs.tasks import Task
 
 if TYPE_CHECKING:  # deciding what to run must start neither JAX nor an environment
-    from gpi.callbacks import Callback
     from gpi.envs.importing import Make
 
 
@@ -55,4 +55,5 @@ def resolve(config: Config, make: Make | None = None, callbacks: Sequence[Callba
     validate(config)
     validate_batch(config, task.horizon)
     seeds = range(config.seed, config.seed + config.seeds)
-    return Job(config, task, plan_of(config), seeds, make, callbacks)
+    evaluations = [Evaluate(config.eval_every, config.eval_episodes)] if config.eval_every else []
+    return Job(config, task, plan_of(config), seeds, make, [*evaluations, *callbacks])

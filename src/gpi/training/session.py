@@ -21,11 +21,12 @@ from gpi.callbacks import Report, close_all
 from gpi.envs import tasks
 from gpi.envs.faults import traceback_of
 from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError, UsageError
-from gpi.evaluation import Evaluation, play
+from gpi.evaluation import Evaluation, play, undisturbed
 from gpi.machine import cores
 from gpi.policy_file import policy_of, save
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
+from gpi.rundir.evaluations import kept_best, read_evaluations, rewind
 from gpi.rundir.resume import find_checkpoint, identity_of
 from gpi.rundir.run import CURVE, Run
 from gpi.rundir.tables import RunTables, describe, slowest
@@ -91,7 +92,9 @@ class Session:
             trainer.compile()
             exact = found.checkpoint is None or (about.get("exact") is not False and not found.drift)
             same = self._restore(trainer, found.checkpoint, allow_drift=allow_drift)
+            read_evaluations(self.directory)  # a damaged table is refused before anything is touched
             tables = self._reopen_tables(found.checkpoint, same=same)
+            rewind(self.directory, trainer.done, found.checkpoint.best if found.checkpoint else {})
             write_config(self.directory, self.job, devices, exact=exact and same, started=about.get("started"))
             (self.directory / "DONE").unlink(missing_ok=True)
             return self._train(Running(trainer, tables, identity, exact and same), interrupt)
@@ -221,18 +224,27 @@ class Session:
             return policy_of(*learned(run, job.seeds.index(seed)))
 
         def evaluation(episodes: int) -> Evaluation:
-            return play({seed: policy(seed) for seed in job.seeds}, job.task, job.make, episodes)
+            # Not the episodes of `gpi eval`: what chooses a policy must not judge it too.
+            policies = {seed: policy(seed) for seed in job.seeds}
+            with undisturbed():
+                return play(policies, job.task, job.make, episodes, purpose="evaluation in training")
+
+        def save_policy(seed: int, path: Path, facts: dict[str, str]) -> None:
+            theta, normaliser, spec, about = learned(run, job.seeds.index(seed))
+            save(path, theta, normaliser, spec, about | facts)
 
         return Report(
             directory=self.directory, iteration=number, seeds=tuple(job.seeds), steps=tables.slowest(),
             of=job.config.steps, seed_steps=tables.steps.copy(), returns=tables.returns(), metrics=measured,
-            policy=policy, evaluate=evaluation, say=self.progress.say,
+            policy=policy, evaluate=evaluation, save=save_policy, say=self.progress.say,
         )  # fmt: skip
 
     def _save(self, run: Running) -> None:
         """Save a checkpoint of everything, now."""
         trainer = run.trainer
-        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), run.tables.state(), run.identity)
+        state = run.tables.state() | {"observation_names": short_names(trainer.spec)}
+        best = kept_best(self.directory)
+        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, best)
         self.saved = trainer.done
 
     def _try_save(self, run: Running) -> None:
@@ -314,6 +326,12 @@ def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, st
         "seed": str(trainer.job.seeds[p]), "steps": str(run.tables.steps[p]),
     }  # fmt: skip
     return theta, normaliser, trainer.spec, about
+
+
+def short_names(spec: Spec) -> list[str]:
+    """Return the names of observations, for policies read from a checkpoint; none if they would fill its state."""
+    names = spec.observation_names
+    return list(names) if sum(map(len, names)) + 8 * len(names) < files.JSON_LIMIT // 4 else []
 
 
 def save_traceback(error: EnvironmentFault, directory: Path) -> EnvironmentFault:
