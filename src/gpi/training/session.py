@@ -69,7 +69,7 @@ class Session:
         """Train from the beginning; return the run, and the signal that cut it short, if one did."""
         with self._in_environments() as (pool, devices, interrupt):
             write_config(self.directory, self.job, devices, exact=True)
-            self.progress.say(headline(self.job, devices, self.directory))
+            self._announce(devices)
             trainer, identity = self._trainer(pool, devices)
             trainer.compile()
             trainer.warm_up()
@@ -81,7 +81,7 @@ class Session:
         with self._in_environments() as (pool, devices, interrupt):
             trainer, identity = self._trainer(pool, devices)
             found = find_checkpoint(self.directory, trainer.layout(), identity, allow_drift=allow_drift)
-            self.progress.say(headline(self.job, devices, self.directory))
+            self._announce(devices)
             for line in found.skipped:
                 self.progress.say(f"skipped {line}")
             trainer.compile()
@@ -111,6 +111,15 @@ class Session:
                 yield pool, devices, interrupt
             except EnvironmentFault as error:
                 raise save_traceback(error, self.directory) from error.__cause__
+
+    def _announce(self, devices: list[Device]) -> None:
+        """Say what is about to run, and that it is being compiled."""
+        self.progress.say(headline(self.job, devices, self.directory))
+        whole = self.job.plan.steps
+        if self.job.config.steps < whole:
+            less = f"--steps {self.job.config.steps:,} is less than one iteration"
+            self.progress.say(f"note: {less}, which is {whole:,} samples per seed; the run takes a whole one")
+        self.progress.compiling()
 
     def _trainer(self, pool: CompiledPool | HostPool, devices: list[Device]) -> tuple[Trainer, Facts]:
         """Make the population in its environments; return it, and everything that decides its bits."""
@@ -242,8 +251,8 @@ class Session:
         if any(len(result.episodes(seed)[0]) for seed in result.seeds):
             try:
                 learning_curves([result], directory / CURVE)
-            except OSError as error:  # `gpi plot` draws it again
-                self.progress.say(f"warning: {directory / CURVE} cannot be written: {error.strerror}")
+            except DiskError as error:  # `gpi plot` draws it again
+                self.progress.say(f"warning: {error}")
         write_done(directory, {
             "complete": complete, "stopped": self.stopped, "exact": run.exact, "frozen": tables.frozen,
             "seconds": time.perf_counter() - self.began, "first_iteration_seconds": self.first,
