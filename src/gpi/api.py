@@ -11,7 +11,9 @@ from gpi.config import Config
 from gpi.envs import tasks
 from gpi.errors import UsageError
 from gpi.report.audit import AuditSummary, summarise
-from gpi.rundir.run import Run, open_run
+from gpi.run import Run
+from gpi.rundir import run as rundir
+from gpi.rundir.run import open_run
 
 
 def train(
@@ -42,11 +44,11 @@ def train(
     name = tasks.name_of(env) if callable(env) else env
     user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
     config = Config(task=name, algorithm=algorithm, **settings)
-    return training.train(config, Path(out) if out else None, user, quiet=quiet)[0]
+    return Run(training.train(config, Path(out) if out else None, user, quiet=quiet)[0].dir)
 
 
 def resume(
-    run: str | Path | Run, *, env: str | Callable[..., Any] | None = None, steps: int | None = None,
+    run: str | Path | rundir.Run, *, env: str | Callable[..., Any] | None = None, steps: int | None = None,
     allow_drift: bool = False, quiet: bool = False, callbacks: Sequence[Callback] = (), tensorboard: bool = False,
 ) -> Run:  # fmt: skip
     """Continue an interrupted run, bit for bit, as if it had never been interrupted; or extend a finished one.
@@ -58,17 +60,18 @@ def resume(
 
     user = training.UserCode(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))
     name = env if isinstance(env, str) else ""
-    return training.resume(directory_of(run), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)[0]
+    done = training.resume(directory_of(run), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)
+    return Run(done[0].dir)
 
 
-def audit(run: str | Path | Run) -> AuditSummary:
+def audit(run: str | Path | rundir.Run) -> AuditSummary:
     """Count how often each bound of the theory held over all updates and seeds of a run, and find the worst update."""
     return summarise(open_run(directory_of(run)))
 
 
-def directory_of(run: str | Path | Run) -> Path:
+def directory_of(run: str | Path | rundir.Run) -> Path:
     """Return the directory of a run."""
-    return run.dir if isinstance(run, Run) else Path(run)
+    return run.dir if isinstance(run, rundir.Run) else Path(run)
 
 
 def with_tensorboard(callbacks: Sequence[Callback], tensorboard: bool) -> list[Callback]:

@@ -65,17 +65,13 @@ class AuditSummary:
     @property
     def bounds(self) -> tuple[str, ...]:
         """The bounds that are the algorithm's own, the one that the guarantee rests on first."""
-        algorithm = ALGORITHMS.get(self.algorithm)
-        if algorithm is None:  # of an extension that is not loaded
-            return BOUNDS
         first = ("penalty", "tv") if self.reuses else ("tv",)
-        return (*first, "kl") if algorithm.rule in KL_RULES else first
+        return (*first, "kl") if ALGORITHMS[self.algorithm].rule in KL_RULES else first
 
     @property
     def reuses(self) -> bool:
         """Whether the algorithm reuses the data of prior policies."""
-        algorithm = ALGORITHMS.get(self.algorithm)
-        return algorithm is None or algorithm.plan != "on_policy"
+        return ALGORITHMS[self.algorithm].plan != "on_policy"
 
     def name_of(self, bound: str) -> str:
         """Return the equation that a bound is for this algorithm."""
@@ -85,17 +81,17 @@ class AuditSummary:
         """Return the share of updates that kept a bound."""
         return 1.0 - self.violations[bound] / max(self.updates, 1)
 
-    def verdict(self, name: str = "") -> str:
-        """Say in words whether the guarantee held, for a run called `name`, by default its directory's."""
+    def verdict(self) -> str:
+        """Say in words whether the guarantee held."""
         bound, *others = self.bounds
         worst, broken = self.worst[bound], self.violations[bound]
-        words = f"{name or self.run}: {self.name_of(bound)}, which the guarantee rests on, held {self._held(bound)}; "
+        words = f"{self.name_of(bound)}, which the guarantee rests on, held {self._held(bound)}; "
         words += f"{'worst' if broken else 'nearest'} {times(worst.ratio)} (seed {worst.seed}, "
         words += f"iteration {worst.iteration})."
         if others:
             words += f" {' and '.join(f'{MEASURE[b]}, {self.name_of(b)}, held {self._held(b)}' for b in others)}."
         if self.refused:
-            words += f" {self.refused:,} updates kept the old policy."
+            words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
         if self.reuses:
             words += f" Reused data counted for {self.ess_share:.0%} of the nominal sample size."
         return words
@@ -110,7 +106,7 @@ class AuditSummary:
 
     def __repr__(self) -> str:
         """Return the verdict, as a notebook and `print` show it."""
-        return textwrap.fill(self.verdict(), WIDTH, subsequent_indent="  ")
+        return filled(f"{self.run}: {self.verdict()}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as a JSON object; an infinite worst ratio becomes null."""
@@ -173,7 +169,7 @@ def summarise(run: Run) -> AuditSummary:
 def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
     """Return audits for people: a verdict for each run, then a table with a line for each of its bounds."""
     named = list(zip(summaries, names, strict=True))
-    lines = [textwrap.fill(s.verdict(name), WIDTH, subsequent_indent="  ") for s, name in named]
+    lines = [filled(f"{name}: {s.verdict()}") for s, name in named]
     rows = [("run", "bound", "held", "worst", "seed", "iteration")]
     for s, name in named:
         for i, bound in enumerate(s.bounds):
@@ -190,7 +186,12 @@ def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
     notes = [f"{equation}: {MEANING[equation]}" for equation in equations]
     notes += ["held: share of updates inside the bound.",
               "worst: largest measured / allowed, above x1 outside; its seed and iteration."]  # fmt: skip
-    return "\n".join([*lines, "", *table, "", *(textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes)])
+    return "\n".join([*lines, "", *table, "", *map(filled, notes)])
+
+
+def filled(text: str) -> str:
+    """Return a text in lines that fit a terminal; paths stay whole."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def shortened(name: str) -> str:

@@ -26,7 +26,7 @@ LABELS = (
 BELOW = "environment steps per agent\n(line: mean of all seeds, shade: their whole range)"
 KEPT, BROKEN = "#009E73", "#D55E00"
 WINDOWS = 60  # points of a curve: each is the mean and the range of one of 60 windows of training
-COLUMN = 3.7  # inches
+COLUMN, TITLE = 3.7, 3.2  # inches
 
 
 def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: Path) -> None:
@@ -36,7 +36,7 @@ def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: P
     names = tails([run.dir for run in runs])
     for run, name, summary, column in zip(runs, names, summaries, axes.T, strict=True):
         what = f"{summary.task.removeprefix('dmc/')}, {summary.algorithm}, trust {summary.trust}"
-        column[0].set_title(f"{wrapped(name, COLUMN)}\n{wrapped(what, COLUMN)}", fontsize=10)
+        column[0].set_title(f"{wrapped(name, TITLE)}\n{wrapped(what, TITLE)}", fontsize=10)
         draw_run(run, summary, list(column))
     for row, text in enumerate(LABELS):
         axes[row, 0].set_ylabel(text)

@@ -24,7 +24,7 @@ DASHES = ("-", "--", ":", "-.")  # once the colours are used up
 CROWDED = 3  # more runs than this make a panel unreadable
 POINTS = 200
 FONT = 10.0  # points, of a legend
-LINE_INCHES, ROW_INCHES = 0.165, 0.05  # height of a line of a legend, and what comes between its entries
+LINE_INCHES, ROW_INCHES = 0.167, 0.08  # height of a line of a legend, and what comes between its entries
 HANDLE_INCHES = 0.75  # width of a legend's line and of the gaps around it
 NOTHING_YET = "no finished episode yet"
 
@@ -121,7 +121,7 @@ def draw(axis: Axes, run: Run, name: str, colour: str, dashes: str = "-") -> Non
 
 def count_of(seeds: int) -> str:
     """Return a number of seeds in words."""
-    return f"{seeds} seeds" if seeds > 1 else "1 seed"
+    return f"{seeds}\u00a0seeds" if seeds > 1 else "1\u00a0seed"  # in one line
 
 
 def thousands(x: float, _: float | None = None) -> str:
@@ -185,7 +185,8 @@ def width_of(text: str) -> float:
 def wrapped(text: str, inches: float) -> str:
     """Return a text in as few lines as fit into a width, whatever its characters."""
     text = plain(text)
-    for characters in range(len(text), 8, -1):
+    most = math.ceil(len(text) * min(1.0, 1.2 * inches / max(width_of(text), inches)))
+    for characters in range(most, 8, -1):
         lines = textwrap.wrap(text, characters)
         if max(map(width_of, lines)) <= inches:
             return "\n".join(lines)
