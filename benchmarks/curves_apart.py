@@ -65,6 +65,7 @@ def picture(pairs: dict[str, tuple[Run, Run]], path: Path) -> None:
         for line in axis.lines[len(axis.lines) // 2 :]:  # dashed, so that curves that agree are both seen
             line.set_linestyle((0, (3, 3)))
         style(axis, name)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
     figure.supxlabel("environment steps per agent (thin: one seed, thick: mean of the seeds)", fontsize="medium")
     figure.supylabel("episode return", fontsize="medium")
     figure.savefig(path, dpi=120)

@@ -25,7 +25,7 @@ from gpi.callbacks import Evaluate
 from gpi.core.plan import ALGORITHMS
 from gpi.evaluation import bootstrap, evaluate
 from gpi.report.curves import learning_curves
-from gpi.rundir.run import open_run
+from gpi.rundir.run import Run, open_run
 
 RECORD = Path(__file__).with_name("environments.jsonl")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
@@ -116,7 +116,7 @@ def collect(out: Path) -> None:
         RECORD.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
 
 
-def early(run: gpi.Run, seed: int, steps: int) -> float:
+def early(run: Run, seed: int, steps: int) -> float:
     """Mean return of the episodes that ended in the first fifth of a run."""
     ends, returns = run.episodes(seed)
     return float(returns[ends <= steps / 5].mean())

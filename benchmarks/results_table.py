@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from gpi.core.plan import ALGORITHMS
-from gpi.report.curves import short_task
+from gpi.report.labels import short_task
 from gpi.rundir.run import Run, open_run
 
 

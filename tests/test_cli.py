@@ -187,11 +187,14 @@ def test_audit_counts_violations_over_all_seeds(capsys: pytest.CaptureFixture[st
     assert first["worst"]["penalty"] == {"ratio": pytest.approx(1.5), "seed": 1, "iteration": 1}
     assert first["worst"]["tv"]["ratio"] == pytest.approx(3.0) and second["worst"]["tv"]["ratio"] is None
     assert first["refused"] == 1 and first["ess_share"] == pytest.approx(0.8)
+    assert first["bounds"] == ["penalty", "tv", "kl"] and first["verdict"].startswith("eq (11), which the guarantee")
     assert not list(tmp_path.glob("**/*.png")), "JSON alone draws nothing"
     assert cli.main(["audit", str(a), str(b), "--out", str(tmp_path / "both.png")]) == 0
     table = capsys.readouterr().out
-    assert re.search(r"a +getrpo +paper +4 +50.000% +x1.5 +50.000% +x3 +75.000% +x1.1 +1 +80%", table)
-    assert re.search(r"b +getrpo +strict +2 +100% +x1 +50.000% +xinf", table)
+    assert re.search(
+        r"a +eq \(11\) TV +50.000% +x1.5 +1 +1\n +eq \(7\) TV +50.000% +x3 +0 +2\n +eq \(16\) KL +75", table
+    )
+    assert re.search(r"b +eq \(11\) TV +100% +x1 +1 +1\n +eq \(7\) TV +50.000% +xinf", table)
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
 
 

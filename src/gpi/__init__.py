@@ -7,8 +7,8 @@ from gpi.api import audit, resume, train
 from gpi.config import Config
 from gpi.errors import GpiError, UsageError
 from gpi.evaluation import Evaluation, evaluate
+from gpi.run import Run
 from gpi.rundir.policies import Policy, load
-from gpi.rundir.run import Run
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
 
 __version__ = "0.1.0"

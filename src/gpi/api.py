@@ -13,7 +13,9 @@ from gpi.envs import tasks
 from gpi.errors import UsageError
 from gpi.files import shown
 from gpi.report.audit import AuditSummary, summarise
-from gpi.rundir.run import Run, open_run
+from gpi.run import Run
+from gpi.rundir import run as rundir
+from gpi.rundir.run import open_run
 
 
 def train(
@@ -53,7 +55,7 @@ def train(
 
 
 def resume(
-    run: str | Path | Run, *, env: str | Callable[..., Any] | None = None, steps: int | None = None,
+    run: str | Path | rundir.Run, *, env: str | Callable[..., Any] | None = None, steps: int | None = None,
     allow_drift: bool = False, quiet: bool = False, callbacks: Sequence[Callback] = (), tensorboard: bool = False,
 ) -> Run:  # fmt: skip
     """Continue an interrupted run, bit for bit, as if it had never been interrupted; or extend a finished one.
@@ -69,23 +71,23 @@ def resume(
     return passing_on(*ended)
 
 
-def passing_on(run: Run, number: int | None) -> Run:
+def passing_on(run: rundir.Run, number: int | None) -> Run:
     """Return a run that no signal ended; otherwise pass the signal on, so that a loop around it ends too."""
     from gpi.training.signals import pass_on
 
     if number is not None:
         pass_on(number, f"interrupted and saved: gpi.resume({str(run.dir)!r}) continues")
-    return run
+    return Run(run.dir)
 
 
-def audit(run: str | Path | Run) -> AuditSummary:
+def audit(run: str | Path | rundir.Run) -> AuditSummary:
     """Count how often each bound of the theory held over all updates and seeds of a run, and find the worst update."""
     return summarise(open_run(directory_of(run)))
 
 
-def directory_of(run: str | Path | Run) -> Path:
+def directory_of(run: str | Path | rundir.Run) -> Path:
     """Return the directory of a run."""
-    return run.dir if isinstance(run, Run) else Path(run)
+    return run.dir if isinstance(run, rundir.Run) else Path(run)
 
 
 def with_tensorboard(callbacks: Sequence[Callback], tensorboard: bool) -> list[Callback]:

@@ -6,37 +6,56 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpi.cli.parsing import whole
-from gpi.errors import UsageError
-from gpi.report.audit import AuditSummary, percent, summarise
+from gpi.errors import DiskError, UsageError
+from gpi.report.audit import audit_text, summarise
+from gpi.report.labels import without_repeats
+from gpi.report.pictures import require_picture
 from gpi.rundir.run import open_run
 from gpi.theory.mixture import Mixture, mixture
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
 
+MOST_ROWS, HEAD, TAIL = 30, 20, 5  # of the weights of a mixture
+
 
 def add_plot(verbs: Verbs) -> None:
     """Add `gpi plot`."""
-    verb = verbs.add_parser("plot", help="learning curves of one run or several, every seed visible")
+    verb = verbs.add_parser(
+        "plot", help="learning curves of one run or several, every seed visible",
+        description="Draw return against environment steps, a panel per task: each seed thin, their mean thick. Runs "
+        "are told apart by the settings in which they differ, or by their directories.",
+    )  # fmt: skip
     verb.add_argument("runs", nargs="+", metavar="DIR", help="run directories; one panel per task")
     verb.add_argument(
         "--out", type=Path, default=Path("curves.png"), metavar="FILE", help="picture (default: %(default)s)"
     )
+    verb.add_argument("--label", action="append", default=[], metavar="NAME",
+                      help="name of a run in the picture; once per run, in their order")  # fmt: skip
     verb.set_defaults(run=run_plot)
 
 
 def run_plot(parsed: argparse.Namespace) -> int:
     """Draw learning curves, and say where they are."""
-    from gpi.report.curves import learning_curves
+    from gpi.report.curves import NOTHING_YET, has_episodes, learning_curves
 
-    runs = [open_run(directory) for directory in parsed.runs]
-    learning_curves(runs, require_picture(parsed.out))
-    print(f"learning curves: {parsed.out}")
+    out = require_picture(parsed.out)
+    named = [open_run(directory) for directory in parsed.runs]
+    runs, labels = without_repeats(named, parsed.label)
+    if len(runs) < len(named):
+        print("note: a run that is named twice is drawn once", file=sys.stderr)
+    empty = [run for run in runs if not has_episodes(run)]
+    if len(empty) == len(runs):
+        raise UsageError(f"{runs[0].dir} has {NOTHING_YET}: there is nothing to draw; wait, or train longer")
+    for run in empty:
+        print(f"note: {run.dir} has {NOTHING_YET}", file=sys.stderr)
+    learning_curves(runs, out, labels)
+    print(f"learning curves: {out}")
     return 0
 
 
@@ -54,56 +73,38 @@ def add_audit(verbs: Verbs) -> None:
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
-    """Print the counts, and draw them unless only JSON is wanted."""
+    """Print verdicts and counts, and draw them unless only JSON is wanted."""
+    if parsed.out is not None:
+        require_picture(parsed.out)
     runs = [open_run(directory) for directory in parsed.runs]
     summaries = [summarise(run) for run in runs]
     if parsed.json:
         print(json.dumps([summary.as_json() for summary in summaries]))
     else:
-        print(audit_table(summaries))
-    if parsed.out is not None or not parsed.json:
-        from gpi.report.audit_figure import audit_figure
+        print(audit_text(summaries, [str(run.dir) for run in runs]))
+    if parsed.json and parsed.out is None:
+        return 0
+    from gpi.report.audit_figure import audit_figure
 
-        path = require_picture(parsed.out or runs[0].dir / "audit.png")
+    path = parsed.out or runs[0].dir / "audit.png"
+    try:
         audit_figure(runs, summaries, path)
-        print(f"figure: {path}", file=sys.stderr if parsed.json else sys.stdout)
+    except DiskError as error:  # somebody else's run can be read, and what was asked for has been printed
+        if parsed.out is not None:
+            raise
+        print(f"note: {error} (--out FILE names another place)", file=sys.stderr)
+        return 0
+    print(f"figure: {path}", file=sys.stderr if parsed.json else sys.stdout)
     return 0
-
-
-def audit_table(summaries: Sequence[AuditSummary]) -> str:
-    """Return audits as a table for people: the share of updates inside each bound, and the worst update."""
-    header = ("run", "algorithm", "trust", "updates", "eq (11)", "worst", "one-step", "worst", "KL", "worst", "kept",
-              "ESS")  # fmt: skip
-    rows: list[tuple[str, ...]] = [header]
-    for s in summaries:
-        bounds = [cell for b, w in s.worst.items() for cell in (percent(s.inside(b)), f"x{w.ratio:.3g}")]
-        rows.append((s.run, s.algorithm, s.trust, f"{s.updates:,}", *bounds, f"{s.refused:,}", f"{s.ess_share:.0%}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = [
-        "  ".join(f"{x:<{w}}" if i < 3 else f"{x:>{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join([
-        *lines, "",
-        "eq (11): TV to the prior policies within eps/2. one-step: TV within eps_gpi/2. KL: within delta.",
-        "Per cent: updates inside the bound. worst: largest measured / allowed. kept: updates that changed nothing.",
-        "ESS: realised over nominal effective sample size.",
-    ])  # fmt: skip
-
-
-def require_picture(path: Path) -> Path:
-    """Return the path if a picture can be written there, otherwise raise UsageError."""
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UsageError(f"picture {path} must end in .png, .pdf or .svg; use {path.with_suffix('.png')}")
-    if not path.parent.is_dir():
-        raise UsageError(f"picture {path} needs the directory {path.parent}, which does not exist; make it first")
-    return path
 
 
 def add_mixture(verbs: Verbs) -> None:
     """Add `gpi mixture`."""
-    verb = verbs.add_parser("mixture", help="the optimal mixture over prior policies, Theorem 4, and what it gains")
+    verb = verbs.add_parser(
+        "mixture", help="the optimal mixture over prior policies, Theorem 4, and what it gains",
+        description="Print how much weight each prior policy's data get, the trust region that this allows, and what "
+        "reuse gains in sample size and update size over on-policy learning. It trains nothing.",
+    )  # fmt: skip
     verb.add_argument("--B", type=whole, default=2, help="on-policy batch size in units of n (default: 2)")
     verb.add_argument("--kappa", type=float, default=1.0, help="0: large updates, 1: large samples (default: 1.0)")
     verb.add_argument("--eps", type=float, default=0.2, help="trust region in TV distance (default: 0.2)")
@@ -115,11 +116,13 @@ def add_mixture(verbs: Verbs) -> None:
 
 def run_mixture(parsed: argparse.Namespace) -> int:
     """Print the mixture, and draw figure 1 if a file is given."""
+    if parsed.plot is not None:
+        require_picture(parsed.plot)
     best = mixture(parsed.B, parsed.kappa, parsed.eps, parsed.n)
     if parsed.plot is not None:
         from gpi.report.mixture import figure_1
 
-        figure_1(require_picture(parsed.plot), parsed.B, parsed.kappa)
+        figure_1(parsed.plot, parsed.B, parsed.kappa)
     print(json.dumps(dataclasses.asdict(best)) if parsed.json else mixture_table(best, parsed))
     if parsed.plot is not None and not parsed.json:
         print(f"figure: {parsed.plot}")
@@ -131,8 +134,7 @@ def mixture_table(best: Mixture, parsed: argparse.Namespace) -> str:
     N = parsed.B * parsed.n
     lines = [f"Optimal mixture over prior policies (Theorem 4), B = {parsed.B}, kappa = {parsed.kappa:g}", ""]
     lines += ["  age i   nu_i", "  -----   --------"]
-    width = 40 / max(best.nu)
-    lines += [f"  {i:5d}   {x:.6f}   {'█' * round(width * x)}" for i, x in enumerate(best.nu)]
+    lines += [*mixture_rows(best.nu)]
     lines += [
         "",
         f"  policies reused, M                  {best.M}",
@@ -143,3 +145,23 @@ def mixture_table(best: Mixture, parsed: argparse.Namespace) -> str:
         f"  TV update size per {N:<16,d} {best.tv_size:.6f}   ({parsed.eps / 2:g} on-policy: {best.tv_gain:+.1%})",
     ]
     return "\n".join(lines)
+
+
+def mixture_rows(nu: Sequence[float]) -> Iterator[str]:
+    """Return a row with a bar for each weight; of very many, the first and the last."""
+    width, block = 40 / max(nu), "█" if can_print("█") else "#"
+    cut = len(nu) - HEAD - TAIL if len(nu) > MOST_ROWS else 0
+    for i, x in enumerate(nu):
+        if not HEAD <= i < HEAD + cut:
+            yield f"  {i:5d}   {f'{x:.6f}' if nu[0] > 0.001 else f'{x:.2e}'}   {block * round(width * x)}".rstrip()
+        elif i == HEAD:
+            yield f"    ...   {cut:,} more, in a straight line; --json has them all"
+
+
+def can_print(text: str) -> bool:
+    """Return whether standard output has an encoding for a text."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

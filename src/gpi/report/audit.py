@@ -1,14 +1,20 @@
-"""The summary of `gpi audit`: how often each bound held over all updates and seeds, and how badly one was broken."""
+"""The summary of `gpi audit`: how often each bound held over all updates and seeds, and how badly one was broken.
+
+An algorithm is judged by its own bounds: on-policy, eq (2) is all that eq (11) says; PPO bounds no KL.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpi.core.plan import ALGORITHMS
 from gpi.errors import UsageError
 from gpi.rundir.run import Run, damaged, read_rows
 
@@ -17,6 +23,19 @@ COLUMNS = (
     "seed", "iteration", "steps", *(bound + kind for bound in BOUNDS for kind in ("", "_bound", "_held")), "ess",
     "ess_realised", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
+KL_RULES = ("trpo", "vmpo")  # the rules that bound KL
+REUSED = {"penalty": "eq (11)", "tv": "eq (7)", "kl": "eq (16)"}
+ON_POLICY = {"penalty": "eq (2)", "tv": "eq (2)", "kl": "eq (15)"}
+MEANING = {
+    "eq (11)": "TV to the prior policies, their mean over the mixture, at most eps/2: the guarantee rests on it.",
+    "eq (7)": "TV to the last policy, at most eps_gpi/2.",
+    "eq (2)": "TV to the last policy, at most eps/2: the guarantee rests on it.",
+    "eq (16)": "KL from the last policy, at most delta_gpi = eps_gpi^2/2.",
+    "eq (15)": "KL from the last policy, at most delta = eps^2/2.",
+}
+MEASURE = {"penalty": "TV to prior policies", "tv": "One-step TV", "kl": "KL"}
+NAME_WIDTH = 24  # of a run in the table; the verdict has the whole of it
+WIDTH = 79  # columns of a terminal, less one
 
 
 class Worst(NamedTuple):
@@ -27,7 +46,7 @@ class Worst(NamedTuple):
     iteration: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditSummary:
     """The audit of one run, counted over all its seeds."""
 
@@ -47,15 +66,57 @@ class AuditSummary:
     normaliser_tv: float  # mean TV the normaliser moved the policy by, which no bound covers
     worst: dict[str, Worst]  # by name of the bound
 
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The bounds that are the algorithm's own, the one that the guarantee rests on first."""
+        first = ("penalty", "tv") if self.reuses else ("tv",)
+        return (*first, "kl") if ALGORITHMS[self.algorithm].rule in KL_RULES else first
+
+    @property
+    def reuses(self) -> bool:
+        """Whether the algorithm reuses the data of prior policies."""
+        return ALGORITHMS[self.algorithm].plan != "on_policy"
+
+    def name_of(self, bound: str) -> str:
+        """Return the equation that a bound is for this algorithm."""
+        return (REUSED if self.reuses else ON_POLICY)[bound]
+
     def inside(self, bound: str) -> float:
         """Return the share of updates that kept a bound."""
         return 1.0 - self.violations[bound] / max(self.updates, 1)
+
+    def verdict(self) -> str:
+        """Say in words whether the guarantee held."""
+        bound, *others = self.bounds
+        worst, broken = self.worst[bound], self.violations[bound]
+        words = f"{self.name_of(bound)}, which the guarantee rests on, held {self._held(bound)}; "
+        words += f"{'worst' if broken else 'nearest'} {times(worst.ratio)} (seed {worst.seed}, "
+        words += f"iteration {worst.iteration})."
+        if others:
+            words += f" {' and '.join(f'{MEASURE[b]}, {self.name_of(b)}, held {self._held(b)}' for b in others)}."
+        if self.refused:
+            words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
+        if self.reuses:
+            words += f" Reused data counted for {self.ess_share:.0%} of the nominal sample size."
+        return words
+
+    def _held(self, bound: str) -> str:
+        """Say in how many updates a bound held."""
+        broken = self.violations[bound]
+        if not broken:
+            return f"in every update ({self.updates:,})"
+        share = f"{min(self.inside(bound), 0.999):.1%}".replace("%", " %")
+        return f"in {self.updates - broken:,} of {self.updates:,} updates ({share})"
+
+    def __repr__(self) -> str:
+        """Return the verdict, as a notebook and `print` show it."""
+        return filled(f"{self.run}: {self.verdict()}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as a JSON object; an infinite worst ratio becomes null."""
         worst = {name: x._asdict() | {"ratio": x.ratio if math.isfinite(x.ratio) else None}
                  for name, x in self.worst.items()}  # fmt: skip
-        return dataclasses.asdict(self) | {"worst": worst}
+        return dataclasses.asdict(self) | {"worst": worst, "bounds": list(self.bounds), "verdict": self.verdict()}
 
     @property
     def violations(self) -> dict[str, int]:
@@ -95,7 +156,7 @@ def summarise(run: Run) -> AuditSummary:
         worst[bound] = Worst(float(ratio[i]), int(table["seed"][i]), int(table["iteration"][i]))
     broken = {bound: int(np.sum(table[f"{bound}_held"] != 1.0)) for bound in BOUNDS}
     return AuditSummary(
-        run=run.dir.name,
+        run=run.dir.absolute().name,
         task=config["task"],
         algorithm=config["algorithm"],
         trust=config["trust"],
@@ -111,6 +172,46 @@ def summarise(run: Run) -> AuditSummary:
         normaliser_tv=float(np.mean(table["normaliser_tv"])),
         worst=worst,
     )
+
+
+def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
+    """Return audits for people: a verdict for each run, then a table with a line for each of its bounds."""
+    named = list(zip(summaries, names, strict=True))
+    lines = [filled(f"{name}: {s.verdict()}") for s, name in named]
+    rows = [("run", "bound", "held", "worst", "seed", "iteration")]
+    for s, name in named:
+        for i, bound in enumerate(s.bounds):
+            worst, what = s.worst[bound], f"{s.name_of(bound)} {'KL' if bound == 'kl' else 'TV'}"
+            numbers = percent(s.inside(bound)), f"x{worst.ratio:.3g}", str(worst.seed), str(worst.iteration)
+            rows.append((shortened(name) if i == 0 else "", what, *numbers))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    table = [
+        "  ".join(f"{x:<{w}}" if i < 2 else f"{x:>{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    table.insert(1, "-" * len(table[0]))
+    equations = dict.fromkeys(s.name_of(bound) for s in summaries for bound in s.bounds)
+    notes = [f"{equation}: {MEANING[equation]}" for equation in equations]
+    notes += ["held: share of updates inside the bound.",
+              "worst: largest measured / allowed, above x1 outside; its seed and iteration."]  # fmt: skip
+    return "\n".join([*lines, "", *table, "", *map(filled, notes)])
+
+
+def filled(text: str) -> str:
+    """Return a text in lines that fit a terminal; paths stay whole."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def shortened(name: str) -> str:
+    """Return the end of a name that is too long for a table."""
+    return name if len(name) <= NAME_WIDTH else f"..{name[2 - NAME_WIDTH :]}"
+
+
+def times(ratio: float) -> str:
+    """Say how far an update went."""
+    if not math.isfinite(ratio):
+        return "outside a bound of 0"
+    return f"{ratio:,.0f} times the bound" if ratio >= 1000 else f"{ratio:.3g} times the bound"
 
 
 def percent(share: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,47 +10,58 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gpi.report.audit import BOUNDS, AuditSummary, columns, percent
-from gpi.report.curves import COLOURS, thousands
+from gpi.report.curves import COLOURS, thousands, wrapped
+from gpi.report.labels import tails
+from gpi.report.pictures import save_figure
 from gpi.rundir.run import Run
 
-NAMES = {"penalty": "TV to prior policies, eq (11)", "tv": "one-step TV, eq (7)", "kl": "KL, eq (16)"}
+NAMES = {"penalty": "TV to prior policies", "tv": "one-step TV", "kl": "KL"}
+LABELS = (
+    "updates inside the bound", "measured / allowed", "expected TV to the policy\nwhose data have this age",
+    "realised / nominal\nsample size",
+)  # fmt: skip
+BELOW = "environment steps per agent\n(line: mean of all seeds, shade: their whole range)"
 KEPT, BROKEN = "#009E73", "#D55E00"
 WINDOWS = 60  # points of a curve: each is the mean and the range of one of 60 windows of training
+COLUMN, TITLE = 3.7, 3.2  # inches
 
 
 def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: Path) -> None:
     """Draw a column per run: share inside each bound, distances over bounds, TV by age, effective sample size."""
-    figure = Figure(figsize=(1.2 + 3.5 * len(runs), 11.5), layout="constrained")
+    figure = Figure(figsize=(1.2 + COLUMN * len(runs), 11.5), layout="constrained")
     axes = figure.subplots(4, len(runs), squeeze=False, sharey="row", height_ratios=(0.75, 1, 1, 0.75))
-    for run, summary, column in zip(runs, summaries, axes.T, strict=True):
+    names = tails([run.dir for run in runs])
+    for run, name, summary, column in zip(runs, names, summaries, axes.T, strict=True):
+        what = f"{summary.task.removeprefix('dmc/')}, {summary.algorithm}, trust {summary.trust}"
+        column[0].set_title(f"{wrapped(name, TITLE)}\n{wrapped(what, TITLE)}", fontsize=10)
         draw_run(run, summary, list(column))
-    for row, text in enumerate(
-        ("updates inside the bound", "measured / allowed", "expected TV to pi_{k-i}", "realised / nominal\nsample size")
-    ):
+    for row, text in enumerate(LABELS):
         axes[row, 0].set_ylabel(text)
-    figure.supxlabel("environment steps per agent (line: mean of all seeds, shade: their whole range)", fontsize=10)
-    figure.savefig(path, dpi=120)
+    for axis in axes[1:3, 0]:  # a row shares them
+        plain_ticks(axis)
+    figure.supxlabel(BELOW, fontsize=10)
+    save_figure(figure, path)
 
 
 def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
     """Draw one run's column."""
     table = columns(run)
-    axes[0].set_title(f"{summary.task.removeprefix('dmc/')}\n{summary.algorithm}, trust {summary.trust}")
     draw_shares(axes[0], summary)
     for bound, colour in zip(BOUNDS, COLOURS, strict=False):
-        allowed = np.where(table[f"{bound}_bound"] > 0.0, table[f"{bound}_bound"], np.nan)
-        draw_curve(axes[1], table["steps"], table[bound] / allowed, colour, NAMES[bound])
-    axes[1].axhline(1.0, color="black", lw=1.2, ls="--")
-    axes[1].set_yscale("log")
+        if bound in summary.bounds:
+            allowed = np.where(table[f"{bound}_bound"] > 0.0, table[f"{bound}_bound"], np.nan)
+            name = f"{NAMES[bound]}, {summary.name_of(bound)}"
+            draw_curve(axes[1], table["steps"], table[bound] / allowed, colour, name)
+    axes[1].axhline(1.0, color="black", lw=1.2, ls="--", label="bound")
     ages = [name for name in table if name.startswith("tv_age_")]
     for i, name in enumerate(ages):
         shade = 0.75 * i / max(len(ages) - 1, 1)
         colour = to_hex((shade, 0.45 + 0.4 * shade, 0.70 + 0.2 * shade))
         draw_curve(axes[2], table["steps"], table[name], colour, f"age {i}", shaded=False)
     axes[2].axhline(table["penalty_bound"][0], color="black", lw=1.2, ls="--", label="eps/2")
-    axes[2].set_yscale("log")
     draw_curve(axes[3], table["steps"], table["ess_realised"] / table["ess"], COLOURS[0], "realised / nominal")
     axes[3].set_ylim(0.0, 1.05)
     for axis in axes[1:]:
@@ -57,18 +69,29 @@ def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes[1:3]:
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, frameon=False, fontsize=8)
+    for axis, across in zip(axes[1:3], (1, 3), strict=True):
+        axis.set_yscale("log")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=across, frameon=False, fontsize=8)
+
+
+def plain_ticks(axis: Axes) -> None:
+    """Write numbers such as 0.2 and 50 at a logarithmic axis, as many as there is room for."""
+    low, high = axis.get_ylim()
+    decades = math.log10(high / low)
+    between = (1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
+    axis.yaxis.set_major_locator(LogLocator(subs=between, numticks=9))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if 1000 <= x < 1e6 else f"{x:g}"))
 
 
 def draw_shares(axis: Axes, summary: AuditSummary) -> None:
     """Draw the share of updates inside each bound as a bar, with the numbers written on it."""
-    for row, bound in enumerate(BOUNDS):
+    for row, bound in enumerate(summary.bounds):
         share, worst = summary.inside(bound), summary.worst[bound]
         axis.barh(-row, 1.0, color="#eeeeee")
         axis.barh(-row, share, color=KEPT if summary.violations[bound] == 0 else BROKEN)
-        where = f"seed {worst.seed}, update {worst.iteration}"
-        text = f"{NAMES[bound]}: {percent(share)} inside\nworst x{worst.ratio:.3g} ({where})"
+        where = f"seed {worst.seed}, iteration {worst.iteration}"
+        text = f"{NAMES[bound]}, {summary.name_of(bound)}: {percent(share)} inside\nworst x{worst.ratio:.3g} ({where})"
         axis.text(0.02, -row, text, va="center", fontsize=8)
     axis.set_xlim(0.0, 1.0)
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
+from gpi.report.pictures import save_figure
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
 
 BATCHES = (2, 3, 5, 10, 50)
@@ -20,7 +21,7 @@ OWN_COLOUR = "#d9730d"
 INK = "#333333"
 
 
-def figure_1(path: str | Path, B: int | None = None, kappa: float | None = None) -> None:
+def figure_1(path: Path, B: int | None = None, kappa: float | None = None) -> None:
     """Draw figure 1: the benefit of the GPI update over the on-policy case, with the user's own (B, kappa) marked."""
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -34,7 +35,7 @@ def figure_1(path: str | Path, B: int | None = None, kappa: float | None = None)
     ]
     _style(right, f"Optimal and uniform weights, large B ({LARGE})", lines)
     left.set_ylabel("increase in total TV update size", color=INK)
-    figure.savefig(path, dpi=200)
+    save_figure(figure, path, dpi=200)
 
 
 def _by_batch(axes: Axes) -> list[Line2D]:
@@ -56,7 +57,7 @@ def _curve(axes: Axes, family: Callable[[int, float], Mixture], B: int, color: o
 def _own_point(axes: Axes, B: int, kappa: float) -> None:
     m = mixture(B, kappa)
     axes.plot(m.ess_gain, m.tv_gain, "*", color=OWN_COLOUR, ms=16, mec="white", mew=0.8, clip_on=False, zorder=4)
-    if B not in BATCHES:
+    if B not in BATCHES and B <= LARGE:  # beyond, it is the curve on the right
         own = [mixture(B, kappa) for kappa in KAPPAS]
         axes.plot([m.ess_gain for m in own], [m.tv_gain for m in own], ":", color=OWN_COLOUR, lw=1.6, zorder=2)
     text = f"★ B = {B}, κ = {kappa:g}\n{m.ess_gain:+.0%} effective sample size\n{m.tv_gain:+.0%} TV update size"

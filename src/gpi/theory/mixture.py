@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from gpi.errors import UsageError
 
+LARGEST_B = 1_000_000  # policies to reuse are about three times as many, each with a weight to compute and print
 Size = TypeVar("Size")  # a number, or an array of them
 
 
@@ -51,7 +52,7 @@ def on_policy(B: int, eps: float = 0.2, n: int = 1024) -> Mixture:
 
 def uniform_mixture(B: int, kappa: float, eps: float = 0.2, n: int = 1024) -> Mixture:
     """The optimal uniform mixture, eq (12) restricted to ν_i = 1/M; feasible for B ≤ M ≤ 2B − 1 (figure 1, right)."""
-    B, kappa = _positive_integer("B", B), _fraction("kappa", kappa)
+    B, kappa = _batches(B), _fraction("kappa", kappa)
     c_ess, c_tv = 1 / B - 1 / (2 * B - 1), B - (B + 1) / 2
     # Eq (12) times c_ess·c_tv: the same minimiser, and no 0/0 at B = 1.
     M = min(range(B, 2 * B), key=lambda M: kappa * c_tv / M + (1 - kappa) * c_ess * (M + 1) / 2)
@@ -60,7 +61,7 @@ def uniform_mixture(B: int, kappa: float, eps: float = 0.2, n: int = 1024) -> Mi
 
 def nu(B: int, kappa: float) -> tuple[float, ...]:
     """The mixture distribution of Theorem 4, eq (12): ν_i ∝ max(0, t − i), without zeros."""
-    B, kappa = _positive_integer("B", B), _fraction("kappa", kappa)
+    B, kappa = _batches(B), _fraction("kappa", kappa)
     t = _ramp_end(B, kappa)
     nu = _ramp(t)
     # Rounding t can leave the sample size a last bit short of B·n: step inside, so that Theorem 4 holds to the letter.
@@ -151,6 +152,12 @@ def _positive_integer(name: str, value: int) -> int:
     if isinstance(value, Integral) and not isinstance(value, bool) and value >= 1:
         return int(value)
     raise UsageError(f"{name} must be a positive integer, got {value!r}; use an integer of 1 or more")
+
+
+def _batches(B: int) -> int:
+    if _positive_integer("B", B) > LARGEST_B:
+        raise UsageError(f"B must be at most {LARGEST_B:,}, got {B:,}; use a smaller B, the paper has 2")
+    return int(B)
 
 
 def _fraction(name: str, value: float) -> float:

@@ -1,17 +1,24 @@
-"""Live progress: a bar on a terminal, plain lines elsewhere."""
+"""Live progress: one line that fits a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
 from gpi.callbacks import Report
 
+if TYPE_CHECKING:  # only a terminal needs it
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.live import Live
+
+BAR, WIDE = 16, 120  # columns of the bar, and of the narrowest terminal that has one
+SLACK = 4  # columns to spare before the line takes a longer form again
 PLAIN_SECONDS = 10.0  # between plain lines
 
 
@@ -39,34 +46,125 @@ def clock(seconds: float) -> str:
 
 def sentence(report: Report, rate: float, agents: int) -> str:
     """Return the numbers of a report in one line."""
+    return lines(report, rate, agents, 0.0)[1]
+
+
+def lines(report: Report, rate: float, agents: int, elapsed: float) -> list[str]:
+    """Return the numbers of a report in a line of every length, the longest first.
+
+    Steps are those of one seed, the rate is that of all; the last iteration may go beyond the steps asked for.
+    """
+    goal = max(report.of, report.steps)
+    left = f"{clock((goal - report.steps) * agents / rate) if rate > 0.0 else '?'} left"
+    seeds = "per seed", "all seeds"
+    taken = f"{report.steps:,}/{goal:,} steps"
+    brief = f"{thousands(report.steps)}/{thousands(goal)} steps"
+    speed = f"{thousands(rate)} steps/s"
+    if agents == 1:
+        seeds = "", ""
+    returns, tv = return_of(report, 1), f"TV {report.tv:.3f}/{report.tv_bound:.3f}"
+    full = [f"{taken} {seeds[0]}", returns, tv, f"{speed} {seeds[1]}", left]
+    slash = "/seed" if agents > 1 else ""
+    tight = [f"{brief}{slash}", return_of(report, 0), tv, left]
+    forms = [
+        [*full, f"{clock(elapsed)} elapsed"],
+        full,
+        [f"{brief} {seeds[0]}", *full[1:]],
+        [*tight[:3], f"{thousands(rate)}/s {seeds[1]}", left],
+        tight,
+        [tight[0], tight[1], left],
+        [tight[0], left],
+    ]
+    return [" | ".join(piece.strip() for piece in form) for form in forms]
+
+
+def return_of(report: Report, digits: int) -> str:
+    """Return the mean of the seeds' recent returns and their range in words."""
     seen = report.returns[~np.isnan(report.returns)]
-    shown = f"{seen.mean():.1f} [{seen.min():.1f}, {seen.max():.1f}]" if len(seen) else "none yet"
-    missing = max(report.of - report.steps, 0)
-    left = clock(missing * agents / rate) if rate > 0.0 else "?"
-    return (
-        f"{report.steps:,}/{report.of:,} steps | return {shown} | "
-        f"TV {report.tv:.4f} of {report.tv_bound:.4f} | {rate:,.0f} steps/s | {left} left"
-    )
+    if not len(seen):
+        return "return none yet"
+    mean, low, high = (f"{x:.{1 if abs(x) < 100 else digits}f}" for x in (seen.mean(), seen.min(), seen.max()))
+    return f"return {mean} [{low}, {high}]" if len(report.returns) > 1 else f"return {mean}"
+
+
+def thousands(x: float) -> str:
+    """Return a number in about four digits, such as 2,048 and 204.8k."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if x >= unit:
+            scale = max(unit, 1e6) if name != "k" else 1e3
+            return f"{x / scale:.4g}{name}"
+    return f"{x:,.0f}"
+
+
+class LiveLine:
+    """The line that a terminal shows: the longest form that fits, behind a bar where there is room for one.
+
+    A shorter form stays until a longer one fits with room to spare, so that the line does not jump between two.
+    """
+
+    def __init__(self, agents: int):
+        """Begin with compiling, of which nobody knows how long it takes."""
+        self.agents, self.began = agents, time.perf_counter()
+        self.report: Report | None = None
+        self.rate, self.width, self.form = 0.0, 0, 0
+
+    def show(self, report: Report, rate: float) -> None:
+        """Keep the latest report."""
+        self.report, self.rate = report, rate
+
+    def text(self, width: int) -> str:
+        """Return the line for a terminal of this width, without the bar."""
+        if width != self.width:
+            self.width, self.form = width, 0
+        elapsed = time.perf_counter() - self.began
+        if self.report is None:
+            return f"compiling, {clock(elapsed)} elapsed"
+        forms = lines(self.report, self.rate, self.agents, elapsed)
+        room = width - BAR - 1 if width >= WIDE else width
+        longest, calm = (
+            next((i for i, form in enumerate(forms) if len(form) <= columns), len(forms) - 1)
+            for columns in (room, room - SLACK)
+        )
+        self.form = longest if longest > self.form else min(self.form, calm)
+        return forms[self.form][:room]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Draw the line, with a bar of constant width in a wide terminal."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        text = Text(self.text(options.max_width), no_wrap=True, overflow="crop")
+        if options.max_width < WIDE:
+            yield text
+            return
+        done, goal = (self.report.steps, max(self.report.of, self.report.steps)) if self.report else (0, None)
+        row = Table.grid(padding=(0, 1, 0, 0))
+        row.add_row(ProgressBar(total=goal, completed=done, width=BAR, pulse=goal is None), text)
+        yield row
 
 
 class Progress:
-    """Shows reports as they come; on a terminal as one live line with a bar."""
+    """Shows reports as they come; on a terminal as one live line."""
 
     def __init__(self, agents: int, stream: TextIO | None = None, *, quiet: bool = False):
         """Show on `stream`, standard output by default; nothing at all if `quiet`."""
         self.stream, self.quiet = stream or sys.stdout, quiet
         self.agents, self.rate = agents, Rate(agents)
         self.last_line = -np.inf
-        self.live = None
-        if self.stream.isatty() and not quiet:
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Live
+        self.line = LiveLine(agents)
+        self.live: Live | None = None
 
-            columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
-            self.live = Live(*columns, console=Console(file=self.stream))
-            self.live.start()
-            self.bar = self.live.add_task("compiling", total=None)
+    def compiling(self) -> None:
+        """Show, on a terminal, that training is being compiled; the live line begins here."""
+        if self.stream.isatty() and not self.quiet:
+            from rich.console import Console
+            from rich.live import Live
+
+            self.line = LiveLine(self.agents)
+            self.live = Live(self.line, console=Console(file=self.stream), refresh_per_second=10)
+            with suppress(OSError):
+                self.live.start(refresh=True)
 
     def say(self, line: str) -> None:
         """Show a line of text, above the bar where there is one; training goes on where nobody can read it."""
@@ -85,19 +183,19 @@ class Progress:
     def show(self, report: Report) -> None:
         """Show the latest report."""
         rate = self.rate.mark(report.steps)
-        line = sentence(report, rate, self.agents)
         if self.live is not None:
-            self.live.update(self.bar, total=report.of, completed=report.steps, description=line)
+            self.line.show(report, rate)
         elif time.perf_counter() - self.last_line >= PLAIN_SECONDS or report.steps >= report.of:
             self.last_line = time.perf_counter()
-            self.say(line)
+            self.say(sentence(report, rate, self.agents))
 
     def __enter__(self) -> Progress:
         """Show until the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Leave the terminal with the last report, and without a line that never had one."""
         if self.live is not None:
+            self.live.transient = self.line.report is None
             with suppress(OSError):
                 self.live.stop()

@@ -72,7 +72,7 @@ class Session:
         """Train from the beginning; return the run, and the signal that cut it short, if one did."""
         with self._in_environments() as (pool, devices, interrupt):
             write_config(self.directory, self.job, devices, exact=True)
-            self.progress.say(headline(self.job, devices, self.directory))
+            self._announce(devices)
             trainer, identity = self._trainer(pool, devices)
             trainer.compile()
             trainer.warm_up()
@@ -86,7 +86,7 @@ class Session:
             found = find_checkpoint(self.directory, trainer.layout(), identity, allow_drift=allow_drift)
             if found.checkpoint is not None:
                 require_not_fewer(self.directory, self.job, about, taken_at(found.checkpoint, self.job))
-            self.progress.say(headline(self.job, devices, self.directory))
+            self._announce(devices)
             for line in found.skipped:
                 self.progress.say(f"skipped {line}")
             trainer.compile()
@@ -118,6 +118,15 @@ class Session:
                 yield pool, devices, interrupt
             except EnvironmentFault as error:
                 raise save_traceback(error, self.directory) from error.__cause__
+
+    def _announce(self, devices: list[Device]) -> None:
+        """Say what is about to run, and that it is being compiled."""
+        self.progress.say(headline(self.job, devices, self.directory))
+        whole = self.job.plan.steps
+        if self.job.config.steps < whole:
+            less = f"--steps {self.job.config.steps:,} is less than one iteration"
+            self.progress.say(f"note: {less}, which is {whole:,} samples per seed; the run takes a whole one")
+        self.progress.compiling()
 
     def _trainer(self, pool: CompiledPool | HostPool, devices: list[Device]) -> tuple[Trainer, Facts]:
         """Make the population in its environments; return it, and everything that decides its bits."""
@@ -184,7 +193,7 @@ class Session:
         try:
             for it in () if tables.all_frozen() or interrupt.signal else trainer.iterations(config.steps):
                 report = self._report(run, it.number, tables.add(it))
-                self._announce(tables)
+                self._announce_frozen(tables)
                 self.progress.show(report)
                 self.first = self.first or time.perf_counter() - self.began
                 fault = self._call_back(report)
@@ -196,7 +205,7 @@ class Session:
             return error
         return None
 
-    def _announce(self, tables: RunTables) -> None:
+    def _announce_frozen(self, tables: RunTables) -> None:
         """Say which seeds have been frozen since this was last called."""
         new = {seed: fault for seed, fault in tables.frozen.items() if seed not in self.announced}
         if new:
@@ -267,8 +276,8 @@ class Session:
         if any(len(result.episodes(seed)[0]) for seed in result.seeds):
             try:
                 learning_curves([result], directory / CURVE)
-            except OSError as error:  # `gpi plot` draws it again
-                self.progress.say(f"warning: {directory / CURVE} cannot be written: {error.strerror}")
+            except DiskError as error:  # `gpi plot` draws it again
+                self.progress.say(f"warning: {error}")
         write_done(directory, {
             "complete": complete, "stopped": self.stopped, "exact": run.exact, "frozen": tables.frozen,
             "seconds": time.perf_counter() - self.began, "first_iteration_seconds": self.first,

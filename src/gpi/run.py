@@ -1,0 +1,76 @@
+"""A run as Python and notebooks have it: what its directory holds, and everything that can be done with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpi import evaluation, video
+from gpi.evaluation import Evaluation
+from gpi.export import Exported, export
+from gpi.report.audit import AuditSummary, summarise
+from gpi.report.notebook import as_html, as_text
+from gpi.report.pictures import Picture, encode_figure, require_picture, save_figure
+from gpi.rundir import run as files
+
+if TYPE_CHECKING:
+    from gpi.envs.importing import Make
+    from gpi.video import Recorded
+
+__all__ = ["Run"]
+
+
+class Run(files.Run):
+    """A run, by its directory: its settings, results and policies, and what can be done with them.
+
+    A notebook shows its settings, returns, audit and learning curve.
+    """
+
+    def __init__(self, dir: str | Path):
+        """Read nothing yet."""
+        super().__init__(Path(dir))
+
+    def plot(self, out: str | Path | None = None) -> Picture:
+        """Draw the learning curve; write it to `out`, a .png, .pdf or .svg, if that is given."""
+        from gpi.report.curves import curves_figure  # matplotlib takes long to import
+
+        path = None if out is None else require_picture(Path(out))
+        figure = curves_figure([self])
+        if path is not None:
+            save_figure(figure, path)
+        return Picture(encode_figure(figure), path)
+
+    def audit(self) -> AuditSummary:
+        """Count how often each bound of the theory held over all updates and seeds, and find the worst update."""
+        return summarise(self)
+
+    def evaluate(
+        self, env: str | Make | None = None, *, episodes: int = 10, deterministic: bool = True,
+        seed: int | None = None, max_steps: int = 100_000,
+    ) -> Evaluation:  # fmt: skip
+        """Play episodes with the policies in environments unseen in training: `gpi.evaluate` of this run."""
+        return evaluation.evaluate(
+            self, env, episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps
+        )
+
+    def export(self, out: str | Path, format: str = "numpy", *, seed: int | None = None) -> Exported:
+        """Write a seed's policy, by default the first, for machines without gpi: `gpi.export.export` of this run."""
+        return export(self.dir, out, format, seed)
+
+    def record(
+        self, out: str | Path = "episode.mp4", env: str | Make | None = None, *, seed: int | None = None,
+        steps: int = 1000, size: tuple[int, int] | None = None, sampled: bool = False,
+    ) -> Recorded:  # fmt: skip
+        """Film an episode of a seed's policy, by default the first, as .mp4 or .gif: `gpi.video.record` of this run."""
+        policies = evaluation.policies_of(self.dir, seed)
+        task, make = evaluation.task_of(policies, self.dir, env)
+        member, policy = next(iter(policies.items()))
+        return video.record(policy, task, out, make=make, seed=member, steps=steps, size=size, sampled=sampled)
+
+    def __repr__(self) -> str:
+        """Describe the run in a few lines."""
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: settings, returns, the verdict of the audit, and the learning curve."""
+        return as_html(self)

@@ -1,0 +1,330 @@
+"""What people look at: learning curves that tell runs apart, the audit's verdict, and where pictures can be written."""
+
+import errno
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from own_runs import Watch
+from test_cli import audited, refused, run_directory
+
+import gpi
+from gpi import cli
+from gpi.callbacks import Evaluate
+from gpi.errors import DiskError
+from gpi.report.audit import summarise
+from gpi.report.audit_figure import audit_figure
+from gpi.report.curves import COLOURS, curves_figure
+from gpi.report.labels import labels
+from gpi.report.pictures import encode_figure, save_figure
+from gpi.rundir.run import Run, open_run
+
+
+def made(path: Path, **settings: Any) -> Run:
+    """Make a run directory with these settings, GePPO's unless they say otherwise."""
+    directory = run_directory(path, settings.get("algorithm", "geppo"), settings.get("task", "cheetah-run"))
+    about = json.loads((directory / "config.json").read_text())
+    about["config"] |= settings
+    (directory / "config.json").write_text(json.dumps(about))
+    return open_run(directory)
+
+
+def empty(run: Run) -> Run:
+    table = run.dir / "episodes.csv"
+    table.write_text(table.read_text().splitlines()[0] + "\n")
+    return run
+
+
+def legend_texts(figure: Figure) -> list[str]:
+    found = [text.get_text() for part in walk_parts(figure) for each in part.legends for text in each.get_texts()]
+    return [text.replace("\u00a0", " ") for text in found]
+
+
+def walk_parts(figure: Any) -> list[Any]:
+    return [figure, *(inner for part in figure.subfigs for inner in walk_parts(part))]
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]
+
+
+def cut_off(figure: Figure) -> bool:
+    """Return whether anything of a figure reaches beyond its edge."""
+    encode_figure(figure)  # lays it out
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height
+
+
+# --- gpi plot -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([{}, {"lr": 1e-3}], ["geppo lr=0.0003", "geppo lr=0.001"]),
+        ([{"trust": "strict"}, {}], ["geppo trust=strict", "geppo trust=paper"]),
+        ([{"hidden": [64, 64]}, {"hidden": [256]}], ["geppo hidden=64,64", "geppo hidden=256"]),
+        ([{"lr": 1e-3}, {"gamma": 0.99}, {"n": 2048}], ["geppo lr=0.001", "geppo gamma=0.99", "geppo n=2048"]),
+        ([{}, {}], ["geppo, run-0", "geppo, run-1"]),
+        ([{"threads": 1}, {"threads": 2}], ["geppo threads=1", "geppo threads=2"]),
+        ([{"threads": 1, "lr": 1.0}, {"threads": 2}], ["geppo lr=1", "geppo lr=0.0003"]),
+        ([{"algorithm": "ppo"}, {"lr": 1.0}], ["ppo", "geppo"]),
+        ([{"task": "finger-spin", "lr": 1.0}, {}], ["geppo", "geppo"]),
+    ],
+)
+def test_runs_are_told_apart_by_whatever_differs(settings: list[dict[str, Any]], expected: list[str], tmp_path: Path):
+    runs = [made(tmp_path / f"run-{i}", **each) for i, each in enumerate(settings)]
+    assert labels(runs) == expected
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    assert labels([made(tmp_path / name / "run") for name in "ab"]) == ["geppo, a/run", "geppo, b/run"]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_different_labels_have_different_colours_and_the_legend_fits(count: int, tmp_path: Path):
+    runs = [made(tmp_path / f"a-directory-with-a-very-long-name-of-many-words-in-the-middle-{i}") for i in range(count)]
+    figure = curves_figure(runs)
+    texts = legend_texts(figure)
+    assert len(texts) == count and all("seeds" in text for text in texts)
+    lines = [line for line in figure.findobj(Line2D) if isinstance(line, Line2D) and line.get_linewidth() == 2.4]
+    assert [line.get_color() for line in lines] == [*COLOURS[:count], *COLOURS[:count]], "curves, then legend"
+    assert not cut_off(figure)
+    legend = next(part for part in walk_parts(figure) if part.legends).legends[0]
+    [label] = [text for text in texts_of(figure) if "environment steps" in text.get_text()]
+    assert legend.get_window_extent().y1 <= label.get_window_extent().y0, "it does not cover the label of the axis"
+
+
+def test_labels_of_the_user_s_own(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    a, b = (str(made(tmp_path / name).dir) for name in "ab")
+    line = refused(capsys, "plot", a, b, "--label", "one", "--out", str(tmp_path / "x.png"))
+    assert "1 labels for 2 runs" in line and "one --label per run" in line
+    figure = curves_figure([open_run(a), open_run(b)], ["costs $5 and $6", "_hidden"])
+    assert [text.strip() for text in legend_texts(figure)] == [r"costs \$5 and \$6 (5 seeds)", "_hidden (5 seeds)"]
+    assert not cut_off(figure)
+    arguments = ["plot", a, b, a, "--label", "one", "--label", "two", "--label", "three"]
+    assert cli.main([*arguments, "--out", str(tmp_path / "x.png")]) == 0
+    assert "named twice is drawn once" in capsys.readouterr().err
+
+
+def test_a_run_without_a_finished_episode_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    new = empty(made(tmp_path / "new", task="finger-spin"))
+    assert "no finished episode yet" in refused(capsys, "plot", str(new.dir), "--out", str(tmp_path / "x.png"))
+    assert not (tmp_path / "x.png").exists()
+    old = made(tmp_path / "old")
+    assert cli.main(["plot", str(new.dir), str(old.dir), "--out", str(tmp_path / "x.png")]) == 0
+    assert f"{new.dir} has no finished episode yet" in capsys.readouterr().err
+    texts = [text.get_text() for text in texts_of(curves_figure([new, old]))]
+    assert texts.count("no finished episode yet") == 1, "in the panel of the new run"
+
+
+# --- gpi audit ----------------------------------------------------------------------------------------------------
+
+
+def on_policy(path: Path, algorithm: str, *updates: tuple[float, float, float]) -> Path:
+    audited(path, "paper", list(updates))
+    about = json.loads((path / "config.json").read_text())
+    about["config"]["algorithm"] = algorithm
+    (path / "config.json").write_text(json.dumps(about))
+    return path
+
+
+def test_audit_begins_with_a_verdict_and_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    long = "paper-with-a-rather-long-name"
+    audited(tmp_path / long, "paper", [(0.5, 1.2, 0.9), (1.5, 0.2, 1.1), (0.2, 1, 1)])
+    audited(tmp_path / "strict", "strict", [(0.5, 0.6, 0.9), (0.9, 0.5, 0.9)])
+    on_policy(tmp_path / "ppo", "ppo", (1.0, 1.25, 2.0), (0.5, 0.5, 3.0))
+    assert cli.main(["audit", long, "strict", "ppo", "--out", "x.png"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) < 80
+    text = " ".join(out.split())
+    rests = "which the guarantee rests on, held in"
+    assert text.startswith(f"{long}: eq (11), {rests} 2 of 3 updates (66.7 %); worst 1.5 times the bound (seed 1, iter")
+    assert "One-step TV, eq (7), held in 2 of 3" in text and "KL, eq (16), held in 2 of 3 updates" in text
+    assert "1 update kept the old policy." in text
+    assert f"strict: eq (11), {rests} every update (2); nearest 0.9 times" in text
+    assert f"ppo: eq (2), {rests} 1 of 2 updates (50.0 %); worst 1.25" in text
+    assert summarise(open_run("ppo")).bounds == ("tv",), "KL is no bound of PPO's"
+    assert summarise(open_run(on_policy(tmp_path / "trpo", "trpo", (1, 1, 1)))).bounds == ("tv", "kl")
+    assert summarise(open_run(on_policy(tmp_path / "geppo", "geppo", (1, 1, 1)))).bounds == ("penalty", "tv")
+
+
+def test_an_audit_prints_as_its_verdict(tmp_path: Path):
+    summary = gpi.audit(audited(tmp_path / "a", "paper", [(0.5, 1.2, 0.9)]))
+    text = str(summary)
+    assert text.startswith("a: eq (11), which the guarantee rests on, held in every update (1)")
+    assert text == repr(summary) and max(map(len, text.splitlines())) < 80 and "Worst(" not in text
+
+
+def test_the_audit_s_picture_names_its_runs_and_cuts_nothing_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept: list[Figure] = []
+    monkeypatch.setattr("gpi.report.audit_figure.save_figure", lambda figure, path: kept.append(figure))
+    ratios = [(0.5, 1.2, 0.9), (0.61, 0.9, 0.8), (0.55, 1.1, 0.85)]
+    long = audited(tmp_path / "a-directory-with-a-very-long-name-of-many-words-in-the-middle", "paper", ratios)
+    runs = [open_run(long), open_run(on_policy(tmp_path / "b", "ppo", *ratios))]
+    for some in ([runs[0]], runs):
+        audit_figure(some, [summarise(run) for run in some], tmp_path / "x.png")
+    for figure, names in zip(kept, (["a-directory"], ["a-directory", "b\n"]), strict=True):
+        assert not cut_off(figure)
+        texts = [text.get_text() for text in texts_of(figure)]
+        assert all(any(text.startswith(name) for text in texts) for name in names)
+        assert not [text for text in texts if "{" in text or "10^" in text or "times" in text], "raw LaTeX"
+
+
+# --- pictures -----------------------------------------------------------------------------------------------------
+
+
+def commands(run: Path, picture: Path) -> list[list[str]]:
+    return [["plot", str(run), "--out", str(picture)], ["audit", str(run), "--out", str(picture)],
+            ["mixture", "--plot", str(picture)]]  # fmt: skip
+
+
+def failing(number: int) -> Callable[..., int]:
+    """Return an os.open, or the like, that fails for every picture."""
+    real = os.open
+
+    def opened(path: Any, *rest: Any, **more: Any) -> int:
+        if ".png" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *rest, **more)
+
+    return opened
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["plot", "audit", "mixture"])
+def test_a_picture_that_cannot_be_written_is_one_line(
+    which: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = audited(tmp_path / "run", "paper", [(0.5, 1.2, 0.9)])
+    (tmp_path / "d.png").mkdir()
+    (tmp_path / "file").write_text("")
+    for picture, words in (("d.png", "is a directory; name a file"), ("x.doc", "must end in .png"),
+                           ("nowhere/x.png", "does not exist"), ("file/x.png", "is a file")):  # fmt: skip
+        assert words in refused(capsys, *commands(run, tmp_path / picture)[which])
+    monkeypatch.setattr(os, "open", failing(errno.EACCES))
+    assert cli.main(commands(run, tmp_path / "x.png")[which]) == 5
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "Permission denied; name a file where you may write" in line
+
+
+def test_a_full_disk_leaves_the_old_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "x.png").write_text("old")
+    with monkeypatch.context() as patch, pytest.raises(DiskError, match="No space left on device; free space"):
+        patch.setattr(os, "replace", failing(errno.ENOSPC))
+        save_figure(Figure(), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"], "nothing is left behind"
+
+
+def test_an_audit_of_somebody_else_s_run_is_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = audited(tmp_path / "run", "paper", [(0.5, 1.2, 0.9)])
+    monkeypatch.setattr(os, "open", failing(errno.EACCES))
+    assert cli.main(["audit", str(run)]) == 0
+    shown = capsys.readouterr()
+    assert "held in every update" in shown.out and "figure:" not in shown.out
+    assert shown.err.count("\n") == 1 and "Permission denied" in shown.err and "--out FILE" in shown.err
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="permissions do not bind the superuser")
+def test_a_read_only_directory_is_refused_before_anything_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    run = made(tmp_path / "run")
+    (tmp_path / "shut").mkdir(mode=0o500)
+    assert cli.main(["plot", str(run.dir), "--out", str(tmp_path / "shut" / "x.png")]) == 5
+    assert "Permission denied; name a file where you may write" in capsys.readouterr().err
+
+
+def test_a_picture_replaces_an_older_one_and_others_may_read_it(tmp_path: Path):
+    (tmp_path / "x.png").write_text("old")
+    before = os.umask(0o022)
+    try:
+        assert cli.main(["plot", str(made(tmp_path / "a").dir), "--out", str(tmp_path / "x.png")]) == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+    assert stat.S_IMODE((tmp_path / "x.png").stat().st_mode) == 0o644
+
+
+# --- gpi mixture --------------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_of_very_many_policies_is_short(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert cli.main(["mixture", "--B", "100000", "--plot", str(tmp_path / "x.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and len([line for line in lines if "299,973 more" in line or " 299997 " in line]) == 2
+    line = refused(capsys, "mixture", "--B", "1e9")
+    assert "at most 1,000,000" in line and "1,000,000,000" in line and "use a smaller B" in line
+
+
+def test_a_mixture_prints_where_only_ascii_can_be():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "gpi", "mixture"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == "" and re.search(r"0 +0.400000 +#{40}\n", done.stdout)
+
+
+@pytest.mark.parametrize("command", ["plot", "audit", "mixture"])
+def test_reports_are_explained_in_help(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert len(text.partition("\n\n")[2].partition("\n\n")[0]) > 80, "a description before the options"
+
+
+# --- gpi.Run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_can_do_what_the_commands_do(walk: tuple[gpi.Run, Watch, Evaluate], tmp_path: Path):
+    run = walk[0]
+    assert isinstance(run, gpi.Run) and gpi.Run(str(run.dir)) == run
+    picture = run.plot(tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes()[:4] == picture._repr_png_()[:4] == b"\x89PNG" and "x.png" in repr(picture)
+    assert run.plot().path is None and len(repr(run.plot())) < 80
+    assert run.audit() == gpi.audit(run)
+    import envs_own
+
+    result = run.evaluate(envs_own.Walk, episodes=2, seed=1)
+    assert list(result.returns) == [1] and result.means == gpi.evaluate(run, envs_own.Walk, episodes=2, seed=1).means
+    done = run.export(tmp_path / "policy", seed=1)
+    assert {path.name for path in done.files} == {"policy.py", "policy.json", "policy.safetensors"}
+    assert gpi.load(tmp_path / "policy").about["seed"] == "1"
+    with pytest.raises(gpi.UsageError, match=r"\.mp4 or \.gif"):
+        run.record(tmp_path / "film.avi", envs_own.Walk)
+
+
+def test_a_run_shows_itself(walk: tuple[gpi.Run, Watch, Evaluate]):
+    run = walk[0]
+    text, page = repr(run), run._repr_html_()
+    assert text.startswith(f"Run in {run.dir}: geppo on envs_own:Walk, seeds 0 to 1, 900 steps each\n")
+    assert "final return by seed: 0: " in text and "audit: eq (11)" in text and len(text.splitlines()) <= 8
+    assert "data:image/png;base64,iVBOR" in page and "hidden = 8" in page and "eq (11)" in page
+
+
+def test_a_notebook_shows_no_markup_of_a_file_and_never_fails(tmp_path: Path):
+    run = gpi.Run(made(tmp_path / "a<b>", task="<script>alert(1)</script>").dir)
+    page = run._repr_html_()
+    assert "<script>" not in page and "&lt;script&gt;" in page and "a&lt;b&gt;" in page
+    assert "not finished" in page and "no audit.csv" in page
+    assert "no finished episode yet" in gpi.Run(empty(run).dir)._repr_html_() and "<img" not in run._repr_html_()
+    for content in ("", "[]", "{}", '{"config": 3}'):
+        (run.dir / "config.json").write_text(content)
+        assert "cannot be read" in repr(run) and "cannot be read" in run._repr_html_()
+    assert "cannot be read" in repr(gpi.Run(tmp_path / "nowhere"))
+    assert not np.isnan(gpi.Run(made(tmp_path / "good").dir).returns[0])
