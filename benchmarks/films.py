@@ -11,7 +11,7 @@ return of all finished runs of that task under --runs; where there is none, with
 - dm_control, which has the same models, sets these positions and computes where the camera is, and where the centre of
   mass of the robot (for reacher and manipulator the arm, for ball_in_cup the cup). Projected through the camera, it is
   inside the frame or not: `in frame`. `body` is the mean share of the robot's parts whose centres are.
-- That the film shows what dm_control computes is seen by drawing: MuJoCo draws one frame in fifty from the same
+- That the film shows what dm_control computes is seen by drawing: MuJoCo draws some twenty frames from the same
   positions with the same camera. `overlap` is the number of pixels in the robot's colour in both this picture and the
   film, divided by the number of those in either: 1 if the robot is at the same place in the same pose.
 
@@ -130,7 +130,7 @@ def look(name: str, camera: int, positions: np.ndarray, film: np.ndarray) -> Sig
         pose = data.cam_xpos[camera], data.cam_xmat[camera].reshape(3, 3)
         com.append(inside(data.subtree_com[root], *pose, fovy, width / height))
         body.append(np.mean([inside(data.xipos[part], *pose, fovy, width / height) for part in parts]))
-        if i % 50 == 0:
+        if i % max(len(positions) // 20, 1) == 0:
             ours, theirs = coloured(film[i]), coloured(physics.render(height, width, camera_id=camera))
             overlap.append((ours & theirs).sum() / max((ours | theirs).sum(), 1))
     return Sight(float(np.mean(com)), float(np.mean(body)), float(np.mean(overlap)))
@@ -192,12 +192,14 @@ def random_policy(spec: dmc.Spec) -> standalone.Policy:
     return standalone.assemble(arrays, {"seed": "0"})
 
 
-def measure(simulator: Simulator, name: str, file: Path | None, out: Path, size: tuple[int, int]) -> dict[str, object]:
+def measure(
+    simulator: Simulator, name: str, file: Path | None, out: Path, size: tuple[int, int], fps: float
+) -> dict[str, object]:
     """Film a task, and measure what the film shows."""
     task, camera = tasks.find(name), cameras.find_camera(name, None)
     policy = gpi.load(file) if file else random_policy(dmc.find_spec(name))
     began = time.monotonic()
-    film = video.record(policy, task, out / f"{name}.mp4", size=size, quiet=True)
+    film = video.record(policy, task, out / f"{name}.mp4", size=size, fps=fps, quiet=True)
     seconds = time.monotonic() - began
     domain = name.partition("-")[0]
     total, positions = simulate(simulator, task, policy, round(rendering.RATES[domain] / film.fps))
@@ -226,6 +228,8 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("films"), help="directory for the films (default: %(default)s)"
     )
+    parser.add_argument("--fps", type=float, default=video.FPS, help="frames per second (default: %(default)s)")
+    parser.add_argument("--record", type=Path, default=RECORD, help="file to append to (default: %(default)s)")
     parser.add_argument("--tasks", nargs="+", default=list(dmc.TASKS), help="default: all 28")
     parsed = parser.parse_args()
     parsed.out.mkdir(parents=True, exist_ok=True)
@@ -236,10 +240,10 @@ def main() -> int:
     worst = 1.0
     for name in parsed.tasks:
         _, file = policies.get(name, (0, None))
-        row = measure(simulator, name, file, parsed.out, size)
+        row = measure(simulator, name, file, parsed.out, size, parsed.fps)
         print(LINE.format(**row), flush=True)
         worst = min(worst, float(str(row["com"])))
-        with RECORD.open("a") as record:
+        with parsed.record.open("a") as record:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             record.write(json.dumps({"time": now, "load": os.getloadavg()[0], **versions, **row}) + "\n")
     return 0 if worst >= SHARE else 1

@@ -54,10 +54,9 @@ def record(
     fps: float = FPS, size: tuple[int, int] | None = None, camera: str | int | None = None, sampled: bool = False,
     quiet: bool = False,
 ) -> Recorded:  # fmt: skip
-    """Record one episode, or its beginning, as an .mp4 or .gif.
+    """Record one episode, or its beginning, as an .mp4 or .gif, without display or GPU.
 
-    It needs no display and no GPU. The file appears when it is complete, and replaces an older one. The episode of seed
-    s is the first that an evaluation of seed s plays.
+    The file appears when it is complete, and replaces an older one. The episode is the first that an evaluation plays.
 
     Args:
         policy: The policy that acts.
@@ -66,16 +65,13 @@ def record(
         make: The user's function that makes the environment, if the task is their own.
         seed: Determines the episode and, if actions are sampled, the actions.
         steps: Steps after which the recording ends, even if the episode does not.
-        fps: Frames per second at most. Films are in real time, if the environment says what that is: of more steps
-            per second, every second or third is drawn.
+        fps: Frames per second at most; a film is in real time, and of more steps per second not every one is drawn.
         size: Width and height in pixels; by default the environment's own. Pictures keep their proportions.
-        camera: Name or number of the model's camera; by default one that follows a robot that travels, and shows the
-            whole scene of one that does not.
+        camera: Name or id of the model's camera; by default one that follows a robot that travels.
         sampled: Sample actions as in training, instead of taking the most likely.
         quiet: Show no progress.
     """
-    out = Path(out)
-    _require_valid(out, steps, fps, size)
+    out = _valid_path(Path(out), steps, fps, size)
     write = _mp4(out) if out.suffix.lower() == ".mp4" else _gif(out)
     [env_seed] = env_seeds(task.id, "evaluation", seed, 1)
     scene = rendering.make_renderer(task, make, env_seed, size, camera)
@@ -84,10 +80,8 @@ def record(
         require_fit(policy, scene.spec)
         tally, rng = _Tally(), np.random.default_rng(seed) if sampled else None
         every = _every(scene.fps, min(fps, GIF_FPS) if out.suffix.lower() == ".gif" else fps)
-        expected = 1 + min(steps, scene.spec.horizon or steps) // every
-        with counted("frames", expected, quiet=quiet) as show:
-            frames = _shown(_play(scene, policy, rng, steps, every, tally), show)
-            rate = write(temp, _resize(frames, size), scene.fps / every)
+        with counted("frames", 1 + min(steps, scene.spec.horizon or steps) // every, quiet=quiet) as show:
+            rate = write(temp, _resize(_play(scene, policy, rng, steps, every, tally), size, show), scene.fps / every)
         os.replace(temp, out)
     except OSError as error:
         raise DiskError(f"{out} cannot be written: {error.strerror or error}; free space on that disk") from error
@@ -97,8 +91,8 @@ def record(
     return Recorded(out, 1 + tally.length // every, rate, tally.total, tally.length, tally.ended)
 
 
-def _require_valid(out: Path, steps: int, fps: float, size: tuple[int, int] | None) -> None:
-    """Raise UsageError for a request that cannot be met, before anything starts."""
+def _valid_path(out: Path, steps: int, fps: float, size: tuple[int, int] | None) -> Path:
+    """Return the path; raise UsageError for a request that cannot be met, before anything starts."""
     if out.suffix.lower() not in (".mp4", ".gif"):
         raise UsageError(f"{out} has the suffix {out.suffix!r}, a video is .mp4 or .gif; use {out.with_suffix('.mp4')}")
     if not out.parent.is_dir():
@@ -117,6 +111,7 @@ def _require_valid(out: Path, steps: int, fps: float, size: tuple[int, int] | No
         raise UsageError(
             f"size must be in [{SIZE_LIMITS[0]}, {SIZE_LIMITS[1]}] pixels, got {size[0]}x{size[1]}; use 480x480"
         )
+    return out
 
 
 # --- the episode --------------------------------------------------------------------------------------------------
@@ -159,16 +154,12 @@ def _play(
         yield shot.frame
 
 
-def _shown(frames: Iterator[np.ndarray], show: Callable[[int], None]) -> Iterator[np.ndarray]:
-    """Show how many frames were drawn, as they come."""
+def _resize(
+    frames: Iterator[np.ndarray], size: tuple[int, int] | None, show: Callable[[int], None]
+) -> Iterator[np.ndarray]:
+    """Resize frames not drawn in the requested size, with black bars where proportions differ, and count them."""
     for i, frame in enumerate(frames, 1):
         show(i)
-        yield frame
-
-
-def _resize(frames: Iterator[np.ndarray], size: tuple[int, int] | None) -> Iterator[np.ndarray]:
-    """Resize frames that were not drawn in the requested size, with black bars where the proportions differ."""
-    for frame in frames:
         if size is None or frame.shape[1::-1] == size:
             yield frame
         else:
