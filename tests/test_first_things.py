@@ -54,7 +54,7 @@ def test_gpi_alone_helps(capsys: pytest.CaptureFixture[str]):
 def test_every_command_teaches_itself(name: str, capsys: pytest.CaptureFixture[str]):
     text = said(capsys, "help", name)
     assert text == said(capsys, name, "--help")
-    assert verbs()[name].description or name in ("plot", "mixture"), name
+    assert verbs()[name].description, name
     assert max(map(len, text.splitlines())) <= 80
     shown = [line.strip() for line in text.partition("\nexample")[2].splitlines()[1:]]
     assert shown == list(EXAMPLES[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpi import evaluation, video
 from gpi.evaluation import Evaluation
@@ -15,6 +15,7 @@ from gpi.rundir import run as files
 
 if TYPE_CHECKING:
     from gpi.envs.importing import Make
+    from gpi.rundir.policies import Which
     from gpi.video import Recorded
 
 __all__ = ["Run"]
@@ -46,26 +47,36 @@ class Run(files.Run):
 
     def evaluate(
         self, env: str | Make | None = None, *, episodes: int = 10, deterministic: bool = True,
-        seed: int | None = None, max_steps: int = 100_000,
+        seed: int | Literal["best"] | None = None, policy: Which = "last", max_steps: int = 100_000,
+        quiet: bool = False,
     ) -> Evaluation:  # fmt: skip
         """Play episodes with the policies in environments unseen in training: `gpi.evaluate` of this run."""
         return evaluation.evaluate(
-            self, env, episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps
-        )
+            self, env, episodes=episodes, deterministic=deterministic, seed=seed, policy=policy, max_steps=max_steps,
+            quiet=quiet,
+        )  # fmt: skip
 
-    def export(self, out: str | Path, format: str = "numpy", *, seed: int | None = None) -> Exported:
+    def export(
+        self, out: str | Path, format: str = "numpy", *, seed: int | Literal["best"] | None = None,
+        policy: Which = "last",
+    ) -> Exported:  # fmt: skip
         """Write a seed's policy, by default the first, for machines without gpi: `gpi.export.export` of this run."""
-        return export(self.dir, out, format, seed)
+        return export(self.dir, out, format, seed, policy)
 
     def record(
-        self, out: str | Path = "episode.mp4", env: str | Make | None = None, *, seed: int | None = None,
-        steps: int = 1000, size: tuple[int, int] | None = None, sampled: bool = False,
+        self, out: str | Path = "episode.mp4", env: str | Make | None = None, *,
+        seed: int | Literal["best"] | None = None, policy: Which = "last", steps: int = 1000, fps: float = video.FPS,
+        size: tuple[int, int] | None = None, camera: str | int | None = None, sampled: bool = False,
+        quiet: bool = False,
     ) -> Recorded:  # fmt: skip
         """Film an episode of a seed's policy, by default the first, as .mp4 or .gif: `gpi.video.record` of this run."""
-        policies = evaluation.policies_of(self.dir, seed)
+        policies = evaluation.policies_of(self.dir, seed, policy)
         task, make = evaluation.task_of(policies, self.dir, env)
-        member, policy = next(iter(policies.items()))
-        return video.record(policy, task, out, make=make, seed=member, steps=steps, size=size, sampled=sampled)
+        member, acting = next(iter(policies.items()))
+        return video.record(
+            acting, task, out, make=make, seed=member, steps=steps, fps=fps, size=size, camera=camera, sampled=sampled,
+            quiet=quiet,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         """Describe the run in a few lines."""

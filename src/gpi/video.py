@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpi import files
+from gpi.counting import counted
 from gpi.envs import rendering
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, EnvironmentFault, GpiError, UsageError, disk_error
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # checking the request must start no environment
     from gpi.envs.tasks import Task
     from gpi.standalone import Policy
 
+FPS = 50
+"""Frames per second at most, unless the user names another number: more take longer to draw and look the same."""
 GIF_FPS = 50  # browsers slow down faster ones
 SIZE_LIMITS = (16, 4096)
 
@@ -36,7 +39,7 @@ class Recorded(NamedTuple):
 
     path: Path
     frames: int
-    """Frames in the file: the first shows the reset; a gif with more than 50 per second leaves some out."""
+    """Frames in the file: the first shows the reset; of more steps per second than `fps`, only some are drawn."""
     fps: float
     episode_return: float
     """The return of the recorded steps."""
@@ -48,12 +51,12 @@ class Recorded(NamedTuple):
 
 def record(
     policy: Policy, task: Task, out: str | Path, *, make: Make | None = None, seed: int = 0, steps: int = 1000,
-    fps: float | None = None, size: tuple[int, int] | None = None, sampled: bool = False,
+    fps: float = FPS, size: tuple[int, int] | None = None, camera: str | int | None = None, sampled: bool = False,
+    quiet: bool = False,
 ) -> Recorded:  # fmt: skip
-    """Record one episode, or its beginning, as an .mp4 or .gif.
+    """Record one episode, or its beginning, as an .mp4 or .gif, without display or GPU.
 
-    It needs no display and no GPU. The file appears when it is complete, and replaces an older one. The episode of seed
-    s is the first that an evaluation of seed s plays.
+    The file appears when it is complete, and replaces an older one. The episode is the first that an evaluation plays.
 
     Args:
         policy: The policy that acts.
@@ -62,31 +65,34 @@ def record(
         make: The user's function that makes the environment, if the task is their own.
         seed: Determines the episode and, if actions are sampled, the actions.
         steps: Steps after which the recording ends, even if the episode does not.
-        fps: Frames per second; by default real time, if the environment says what that is.
+        fps: Frames per second at most; a film is in real time, and of more steps per second not every one is drawn.
         size: Width and height in pixels; by default the environment's own. Pictures keep their proportions.
+        camera: Name or id of the model's camera; by default one that follows a robot that travels.
         sampled: Sample actions as in training, instead of taking the most likely.
+        quiet: Show no progress.
     """
-    out = Path(out)
-    _require_valid(out, steps, fps, size)
+    out = _valid_path(Path(out), steps, fps, size)
     write = _mp4(out) if out.suffix.lower() == ".mp4" else _gif(out)
     [env_seed] = env_seeds(task.id, "evaluation", seed, 1)
-    scene = rendering.make_renderer(task, make, env_seed, size)
+    scene = rendering.make_renderer(task, make, env_seed, size, camera)
     temp = out.with_name(files.temporary(out.name))
     try:
         require_fit(policy, scene.spec)
         tally, rng = _Tally(), np.random.default_rng(seed) if sampled else None
-        frames, rate = write(temp, _resize(_play(scene, policy, rng, steps, tally), size), fps or scene.fps)
+        every = _every(scene.fps, min(fps, GIF_FPS) if out.suffix.lower() == ".gif" else fps)
+        with counted("frames", 1 + min(steps, scene.spec.horizon or steps) // every, quiet=quiet) as show:
+            rate = write(temp, _resize(_play(scene, policy, rng, steps, every, tally), size, show), scene.fps / every)
         os.replace(temp, out)
     except OSError as error:
         raise disk_error(out, error) from error
     finally:
         scene.close()
         temp.unlink(missing_ok=True)
-    return Recorded(out, frames, rate, tally.total, tally.length, tally.ended)
+    return Recorded(out, 1 + tally.length // every, rate, tally.total, tally.length, tally.ended)
 
 
-def _require_valid(out: Path, steps: int, fps: float | None, size: tuple[int, int] | None) -> None:
-    """Raise UsageError for a request that cannot be met, before anything starts."""
+def _valid_path(out: Path, steps: int, fps: float, size: tuple[int, int] | None) -> Path:
+    """Return the path; raise UsageError for a request that cannot be met, before anything starts."""
     if out.suffix.lower() not in (".mp4", ".gif"):
         raise UsageError(f"{out} has the suffix {out.suffix!r}, a video is .mp4 or .gif; use {out.with_suffix('.mp4')}")
     if not out.parent.is_dir():
@@ -97,12 +103,15 @@ def _require_valid(out: Path, steps: int, fps: float | None, size: tuple[int, in
         raise UsageError(f"directory {out.parent} of {out.name} cannot be written to; name another")
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps}; use 1000")
-    if fps is not None and not rendering.FPS_LIMITS[0] <= fps <= rendering.FPS_LIMITS[1]:
-        raise UsageError(f"fps must be in [{rendering.FPS_LIMITS[0]}, {rendering.FPS_LIMITS[1]}], got {fps}; use 30")
+    if not rendering.FPS_LIMITS[0] <= fps <= rendering.FPS_LIMITS[1]:
+        raise UsageError(
+            f"fps must be in [{rendering.FPS_LIMITS[0]}, {rendering.FPS_LIMITS[1]}], got {fps:g}; use {FPS}"
+        )
     if size is not None and not all(SIZE_LIMITS[0] <= n <= SIZE_LIMITS[1] for n in size):
         raise UsageError(
             f"size must be in [{SIZE_LIMITS[0]}, {SIZE_LIMITS[1]}] pixels, got {size[0]}x{size[1]}; use 480x480"
         )
+    return out
 
 
 # --- the episode --------------------------------------------------------------------------------------------------
@@ -117,18 +126,26 @@ class _Tally:
     ended: bool = False
 
 
+def _every(steps_per_second: float, fps: float) -> int:
+    """Return how many steps lie between frames, so that a film in real time has at most `fps` of them a second."""
+    return max(1, math.ceil(steps_per_second / fps - 1e-9))
+
+
 def _play(
-    scene: rendering.RenderedEnv, policy: Policy, rng: np.random.Generator | None, steps: int, tally: _Tally
+    scene: rendering.RenderedEnv, policy: Policy, rng: np.random.Generator | None, steps: int, every: int, tally: _Tally
 ) -> Iterator[np.ndarray]:
-    """Play an episode; yield its frames, each drawn when it is requested."""
+    """Play an episode; yield the frame of every n-th step, drawn when it is requested."""
     shot = scene.reset()
+    assert shot.frame is not None
     shape = shot.frame.shape
     yield shot.frame
     while tally.length < steps and not tally.ended:
-        shot = scene.step(act(policy, scene.spec, shot.obs, rng))
+        shot = scene.step(act(policy, scene.spec, shot.obs, rng), draw=(tally.length + 1) % every == 0)
         tally.total += shot.reward
         tally.length += 1
         tally.ended = shot.ended
+        if shot.frame is None:
+            continue
         if shot.frame.shape != shape:
             raise EnvironmentFault(
                 f"{scene.spec.id}: step {tally.length}: the frame has shape {shot.frame.shape}, the first had {shape}; "
@@ -137,9 +154,12 @@ def _play(
         yield shot.frame
 
 
-def _resize(frames: Iterator[np.ndarray], size: tuple[int, int] | None) -> Iterator[np.ndarray]:
-    """Resize frames that were not drawn in the requested size, with black bars where the proportions differ."""
-    for frame in frames:
+def _resize(
+    frames: Iterator[np.ndarray], size: tuple[int, int] | None, show: Callable[[int], None]
+) -> Iterator[np.ndarray]:
+    """Resize frames not drawn in the requested size, with black bars where proportions differ, and count them."""
+    for i, frame in enumerate(frames, 1):
+        show(i)
         if size is None or frame.shape[1::-1] == size:
             yield frame
         else:
@@ -150,15 +170,15 @@ def _resize(frames: Iterator[np.ndarray], size: tuple[int, int] | None) -> Itera
 
 # --- files --------------------------------------------------------------------------------------------------------
 
-FilmWriter = Callable[[Path, Iterator[np.ndarray], float], tuple[int, float]]
-"""A function that writes frames as they come, at a given rate; it returns their number and the actual rate."""
+FilmWriter = Callable[[Path, Iterator[np.ndarray], float], float]
+"""A function that writes frames as they come, at a given rate; it returns the actual rate."""
 
 
 def _mp4(out: Path) -> FilmWriter:
     """Return a writer of H.264 in colours that browsers play, by ffmpeg."""
     ffmpeg = _ffmpeg(out)
 
-    def write(path: Path, frames: Iterator[np.ndarray], fps: float) -> tuple[int, float]:
+    def write(path: Path, frames: Iterator[np.ndarray], fps: float) -> float:
         first = next(frames)
         height, width = (n - n % 2 for n in first.shape[:2])  # colours have half the resolution
         command = [
@@ -168,25 +188,24 @@ def _mp4(out: Path) -> FilmWriter:
             f"file:{path}",
         ]  # fmt: skip
         even = (np.ascontiguousarray(frame[:height, :width]) for frame in itertools.chain([first], frames))
-        return _encode(command, even, out), fps
+        _encode(command, even, out)
+        return fps
 
     return write
 
 
-def _encode(command: list[str], frames: Iterator[np.ndarray], out: Path) -> int:
-    """Pass each frame to ffmpeg as it comes; return their number.
+def _encode(command: list[str], frames: Iterator[np.ndarray], out: Path) -> None:
+    """Pass each frame to ffmpeg as it comes.
 
     `imageio_ffmpeg.write_frames` does the same, but keeps neither ffmpeg's exit code nor what it prints: a disk that is
     full at the end of a film would go unnoticed.
     """
-    count = 0
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said)
         assert process.stdin is not None
         try:
             for frame in frames:
                 process.stdin.write(frame.data)
-                count += 1
             process.stdin.close()
         except BrokenPipeError:
             pass  # ffmpeg has ended: its own message says more
@@ -200,7 +219,6 @@ def _encode(command: list[str], frames: Iterator[np.ndarray], out: Path) -> int:
         if process.returncode != 0:
             said.seek(0)
             raise _failed(out, said.read().decode(errors="replace"))
-    return count
 
 
 def _failed(out: Path, said: str) -> GpiError:
@@ -230,28 +248,18 @@ def _ffmpeg(out: Path) -> str:
 
 
 def _gif(out: Path) -> FilmWriter:
-    """Return a writer of gifs, which loop; if frames come faster than browsers show them, it leaves some out."""
+    """Return a writer of gifs, which loop."""
     try:
         from PIL import Image
     except ImportError as error:
         raise UsageError(f'{out} needs Pillow, which is missing; run `pip install "gpi-rl[video]"`') from error
 
-    def write(path: Path, frames: Iterator[np.ndarray], fps: float) -> tuple[int, float]:
-        every = math.ceil(fps / GIF_FPS)
-        delay = max(round(100 * every / fps), 2)  # hundredths of a second, the format's unit
-        count = 0
-
-        def images() -> Iterator[Image.Image]:
-            nonlocal count
-            for i, frame in enumerate(frames):
-                if i % every == 0:
-                    count += 1
-                    yield Image.fromarray(frame).quantize(dither=Image.Dither.NONE)
-
-        pictures = images()
+    def write(path: Path, frames: Iterator[np.ndarray], fps: float) -> float:
+        delay = max(round(100 / fps), 2)  # hundredths of a second, the format's unit
+        pictures = (Image.fromarray(frame).quantize(dither=Image.Dither.NONE) for frame in frames)
         options = {"save_all": True, "append_images": pictures, "duration": 10 * delay, "loop": 0, "optimize": False}
         with path.open("wb") as file:  # Pillow would leave its own open when interrupted
             next(pictures).save(file, "GIF", **options)
-        return count, 100 / delay
+        return 100 / delay
 
     return write

@@ -12,7 +12,7 @@ from gpi.cli.parsing import ENV, whole
 from gpi.evaluation import Evaluation, play, require_positive, task_of
 from gpi.export import export
 from gpi.rundir.policies import Found, Which, find
-from gpi.video import record
+from gpi.video import FPS, record
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -120,8 +120,19 @@ def add_record(verbs: Verbs) -> None:
     add_choice(verb, "which seed's policy", "the first")
     verb.add_argument("--steps", type=whole, default=1000, help="record at most this many steps (default: %(default)s)")
     verb.add_argument("--sampled", action="store_true", help="sample actions as in training, instead of the mean")
+    verb.add_argument("--camera", metavar="NAME", help="the model's camera, by name or id (default: one that follows)")
+    verb.add_argument("--size", type=pixels, metavar="WIDTHxHEIGHT", help="in pixels, as 640x480 (default: the task's)")
+    verb.add_argument("--fps", type=float, default=FPS, help="frames per second at most (default: %(default)s)")
     verb.add_argument("--env", help=ENV)
     verb.set_defaults(run=run_record)
+
+
+def pixels(text: str) -> tuple[int, int]:
+    """Read a width and a height, as 640x480."""
+    width, by, height = text.partition("x")
+    if not (by and width.isdecimal() and height.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} must be WIDTHxHEIGHT in pixels; use 640x480")
+    return int(width), int(height)
 
 
 def run_record(parsed: argparse.Namespace) -> int:
@@ -130,7 +141,10 @@ def run_record(parsed: argparse.Namespace) -> int:
     policies = found.policies
     task, make = task_of(policies, parsed.run_dir, parsed.env)
     seed, policy = next(iter(policies.items()))
-    film = record(policy, task, parsed.out, make=make, seed=seed, steps=parsed.steps, sampled=parsed.sampled)
+    film = record(
+        policy, task, parsed.out, make=make, seed=seed, steps=parsed.steps, fps=parsed.fps, size=parsed.size,
+        camera=parsed.camera, sampled=parsed.sampled,
+    )  # fmt: skip
     end = "to its end" if film.ended else "not to its end"
     print(f"{film.path}: seed {seed}, {film.length} steps ({end}), return {film.episode_return:.2f}, {film.fps:g} fps")
     if found.flattery:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from gpi.envs import dmc, envpool
+from gpi.envs.cameras import as_camera, find_camera, unknown_camera
 from gpi.envs.faults import one_line
 from gpi.envs.pool import Spec
 from gpi.envs.subprocesses import (
@@ -60,21 +61,21 @@ class RenderedStep(NamedTuple):
     obs: np.ndarray  # [O] float32
     reward: float  # 0 after a reset
     ended: bool
-    frame: np.ndarray  # [H, W, 3] uint8
+    frame: np.ndarray | None  # [H, W, 3] uint8; None after a step that was not to be drawn
 
 
 class RenderedEnv(Protocol):
     """An environment that returns a picture with each step."""
 
     spec: Spec
-    fps: float
+    fps: float  # steps in a second of real time
 
     def reset(self) -> RenderedStep:
         """Start a new episode."""
         ...
 
-    def step(self, action: np.ndarray) -> RenderedStep:
-        """Step with the agent's action, as a pool takes it."""
+    def step(self, action: np.ndarray, draw: bool = True) -> RenderedStep:
+        """Step with the agent's action, as a pool takes it; draw the picture, which takes most of the time, or not."""
         ...
 
     def close(self) -> None:
@@ -82,9 +83,13 @@ class RenderedEnv(Protocol):
         ...
 
 
-def make_renderer(task: Task, own: Make | None, seed: int, size: tuple[int, int] | None) -> RenderedEnv:
+def make_renderer(
+    task: Task, own: Make | None, seed: int, size: tuple[int, int] | None, camera: str | int | None = None
+) -> RenderedEnv:
     """Make the environment of a task, rendered. `own`, if given, makes it; only EnvPool honours `size`."""
-    return RenderedEnvPool(task.id, seed, size) if task.compiled else RenderedGym(task.id, own, seed)
+    if task.compiled:
+        return RenderedEnvPool(task.id, seed, size, find_camera(task.id, camera))
+    return RenderedGym(task.id, own, seed, camera)
 
 
 # --- environments that draw themselves ----------------------------------------------------------------------------
@@ -93,7 +98,7 @@ def make_renderer(task: Task, own: Make | None, seed: int, size: tuple[int, int]
 class RenderedGym:
     """A Gymnasium environment, the user's or an installed one, in this process."""
 
-    def __init__(self, name: str, make: Make | None, seed: int):
+    def __init__(self, name: str, make: Make | None, seed: int, camera: str | int | None = None):
         from gpi.envs.gym import GymPool
         from gpi.envs.importing import maker
 
@@ -102,7 +107,7 @@ class RenderedGym:
         found = make or maker(name)
         with warnings.catch_warnings():  # Gymnasium warns of an undeclared render_mode; only the frames matter
             warnings.simplefilter("ignore")
-            self._pool = GymPool(name, lambda: _drawable(found), [seed])
+            self._pool = GymPool(name, lambda: _drawable(found, name, camera), [seed])
         self._env = self._pool.envs[0].env
         self.spec = self._pool.spec
         rate = (getattr(self._env, "metadata", None) or {}).get("render_fps")
@@ -112,11 +117,11 @@ class RenderedGym:
         """Start a new episode."""
         return RenderedStep(self._pool.reset()[0], 0.0, False, self._draw())
 
-    def step(self, action: np.ndarray) -> RenderedStep:
+    def step(self, action: np.ndarray, draw: bool = True) -> RenderedStep:
         """Take a step."""
         out = self._pool.step(action[None])
         ended = bool(out.terminated[0] or out.truncated[0])
-        return RenderedStep(out.obs[0], float(out.reward[0]), ended, self._draw())
+        return RenderedStep(out.obs[0], float(out.reward[0]), ended, self._draw() if draw else None)
 
     def close(self) -> None:
         """Close the environment."""
@@ -141,20 +146,44 @@ class RenderedGym:
         return frame
 
 
-def _drawable(make: Make) -> Any:
-    """Make an environment that draws frames, if its maker accepts `render_mode`."""
+def _drawable(make: Make, name: str, camera: str | int | None) -> Any:
+    """Make an environment that draws frames, if its maker accepts `render_mode`, with the camera named, if any."""
+    options: dict[str, Any] = {"render_mode": "rgb_array"}
+    if camera is not None:
+        return _make_with_camera(make, name, camera, options)
     try:
-        inspect.signature(make).bind(render_mode="rgb_array")
+        inspect.signature(make).bind(**options)
     except TypeError:
         return make()
     except ValueError:  # it has no signature: just try
         pass
     try:
-        return make(render_mode="rgb_array")
+        return make(**options)
     except TypeError as error:
         if "render_mode" not in str(error):
             raise
         return make()
+
+
+def _make_with_camera(make: Make, name: str, camera: str | int, options: dict[str, Any]) -> Any:
+    """Make an environment that takes the camera's name or id as Gymnasium's MuJoCo environments do."""
+    given = as_camera(camera)
+    key = "camera_id" if isinstance(given, int) else "camera_name"
+    try:
+        env = make(**options, **{key: given})
+    except TypeError as error:
+        if "camera" not in str(error) and "render_mode" not in str(error):
+            raise
+        raise UsageError(
+            f"camera = {camera!r} has no meaning for {name}: only an environment whose maker takes {key}, as those of "
+            "MuJoCo in Gymnasium do, has cameras; leave it out"
+        ) from error
+    model: Any = getattr(getattr(env, "unwrapped", env), "model", None)
+    if hasattr(model, "ncam"):  # MuJoCo itself would draw by another camera without a word
+        names = [model.camera(i).name for i in range(model.ncam)]
+        if given not in names and not (isinstance(given, int) and -1 <= given < len(names)):
+            raise unknown_camera(name, camera, {one: i for i, one in enumerate(names)})
+    return env
 
 
 def _undrawn(name: str, error: Exception) -> GpiError:
@@ -184,7 +213,7 @@ class RenderedEnvPool:
     be the case in this process. Nothing that can carry code passes between the processes.
     """
 
-    def __init__(self, name: str, seed: int, size: tuple[int, int] | None):
+    def __init__(self, name: str, seed: int, size: tuple[int, int] | None, camera: int):
         self.name = name
         self._directory = tempfile.TemporaryDirectory(prefix="gpi-")  # MuJoCo leaves its log where it runs
         self._log = Path(self._directory.name, "log")
@@ -194,7 +223,7 @@ class RenderedEnvPool:
                 "gpi.envs.rendering", extra, stdout=log, stderr=log, cwd=self._directory.name
             )
         try:
-            spec = json.loads(self._ask(json.dumps([name, seed, size or (0, 0)]).encode()))
+            spec = json.loads(self._ask(json.dumps([name, seed, size or (0, 0), camera]).encode()))
         except BaseException:
             self.close()
             raise
@@ -205,15 +234,15 @@ class RenderedEnvPool:
         """Start a new episode."""
         return self._read(self._ask(b""))
 
-    def step(self, action: np.ndarray) -> RenderedStep:
+    def step(self, action: np.ndarray, draw: bool = True) -> RenderedStep:
         """Take a step."""
-        return self._read(self._ask(action.tobytes()))
+        return self._read(self._ask(bytes([draw]) + action.tobytes()))
 
     def _read(self, data: bytes) -> RenderedStep:
         reward, ended, height, width = HEAD.unpack_from(data)
         obs = np.frombuffer(data, np.float32, self.spec.observation_size, HEAD.size)
         frame = np.frombuffer(data, np.uint8, height * width * 3, HEAD.size + obs.nbytes)
-        return RenderedStep(obs, reward, ended, frame.reshape(height, width, 3))
+        return RenderedStep(obs, reward, ended, frame.reshape(height, width, 3) if frame.size else None)
 
     def close(self) -> None:
         """End the process."""
@@ -238,19 +267,21 @@ class RenderedEnvPool:
 def serve(pipe: Connection) -> None:
     """Run the process that draws: make the environment, then answer messages until the pipe closes."""
     try:
-        name, seed, size = json.loads(pipe.recv_bytes())
+        name, seed, size, camera = json.loads(pipe.recv_bytes())
         pool = make_envpool(name, seed, size)
         pipe.send_bytes(b"\0" + json.dumps(pool.spec).encode())
         kind = np.int32 if pool.spec.discrete else np.float32
         while True:
             message = pipe.recv_bytes()
             if message:
-                action = np.frombuffer(message, kind).reshape((1,) if pool.spec.discrete else (1, -1))
+                action = np.frombuffer(message[1:], kind).reshape((1,) if pool.spec.discrete else (1, -1))
                 out = pool.step(action)
                 obs, reward, ended = out.obs[0], float(out.reward[0]), bool(out.terminated[0] or out.truncated[0])
             else:
                 obs, reward, ended = pool.reset()[0], 0.0, False
-            frame = pool.env.render()[0]  # an exception ends this process, and the parent reads its last line
+            frame = np.empty((0, 0, 3), np.uint8)
+            if message[:1] != b"\0":  # an exception here ends this process, and the parent reads its last line
+                frame = pool.env.render(camera_id=camera)[0]
             head = HEAD.pack(reward, ended, *frame.shape[:2])
             pipe.send_bytes(b"".join([b"\0", head, obs.tobytes(), frame.tobytes()]))
     except (EOFError, ConnectionError):
