@@ -80,12 +80,13 @@ def test_help_of_train_shows_first_groups_first_and_choices(capsys: pytest.Captu
 
 
 def test_abbreviations_work():
-    parsed = cli.parser().parse_args(["train", "x", "--algo", "ppo", "--step", "5", "--no-reset"])
-    assert (parsed.algorithm, parsed.steps, parsed.reset_each_batch) == ("ppo", 5, False)
+    parsed = cli.parser().parse_args(["train", "x", "--algo", "ppo", "--kap", "0.5", "--no-reset"])
+    assert (parsed.algorithm, parsed.kappa, parsed.reset_each_batch) == ("ppo", 0.5, False)
 
 
 @pytest.mark.parametrize(("words", "line"), [
     ("trian x", "unknown command 'trian'; the nearest is train; see `gpi --help`"),
+    ("train x --step 5", "ambiguous option: --step could match --steps, --step-timeout; see `gpi train --help`"),
     ("zzz", "unknown command 'zzz'; see `gpi --help`"),
     ("help trian", "unknown command 'trian'; the nearest is train; see `gpi help --help`"),
     ("--vesrion", "unknown option --vesrion of gpi; the nearest is --version; see `gpi --help`"),
