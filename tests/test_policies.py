@@ -294,6 +294,21 @@ def test_the_best_policies_in_a_checkpoint_are_checked(judged: tuple[gpi.Run, Pa
             checkpoint.load(path, None)
 
 
+def test_the_best_seed_of_last_policies_is_that_of_the_latest_evaluation(judged: tuple[gpi.Run, Path], tmp_path: Path):
+    run = Path(shutil.copytree(judged[0].dir, tmp_path / "run"))
+    best = int(gpi.load(run, "best", "best").about["seed"])
+    with (run / "evaluations.csv").open("a") as file:
+        file.write(f"{best},99,900,-5,,,1\n{1 - best},99,900,-4,,,1\n")
+    assert gpi.load(run, "best").about["seed"] == str(1 - best)
+    assert gpi.load(run, "best", "best").about["seed"] == str(best)
+
+
+def test_the_episodes_that_choose_a_policy_do_not_judge_it(judged: tuple[gpi.Run, Path]):
+    chose = {int(row["seed"]): float(row["return"]) for row in rows_of(judged[0].dir)}  # of the final policies
+    judges = gpi.evaluate(judged[0], envs_own.Walk, episodes=3).means
+    assert chose.keys() == judges.keys() and all(abs(chose[seed] - judges[seed]) > 1e-6 for seed in chose)
+
+
 def test_best_is_chosen_by_name(judged: tuple[gpi.Run, Path], capsys: pytest.CaptureFixture[str]):
     run, rows = judged[0].dir, rows_of(judged[0].dir)
     means = {seed: [float(row["return"]) for row in rows if row["seed"] == str(seed)] for seed in (0, 1)}
