@@ -228,4 +228,5 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]):
 def test_numbers_may_be_written_as_people_do():
     parsed = cli.parser().parse_args(["train", "cheetah-run", "--steps", "1e6", "--hidden", "32,16"])
     assert parsed.steps == 1_000_000 and parsed.hidden == (32, 16)
+    assert cli.parser().parse_args(["train", "cheetah-run", "--step", "10", "--algo", "ppo"]).steps == 10
     assert dmc.find_spec("dmc/cheetah-run") == dmc.find_spec("cheetah-run")

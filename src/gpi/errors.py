@@ -12,7 +12,7 @@ REMEDIES = {
     errno.ENOSPC: "free space on that disk", errno.EDQUOT: "free space: your quota on that disk is used up",
     errno.EIO: "free space on that disk and look whether it is sound", errno.EFBIG: "raise the limit: ulimit -f",
     errno.EROFS: "that disk is read-only; name another place",
-    errno.EISDIR: "it is a directory; name a file", errno.ENOTDIR: "a part of that path is a file; name another place",
+    errno.EISDIR: "name a file", errno.ENOTDIR: "a part of that path is a file; name another place",
     errno.ENAMETOOLONG: "use a shorter name", errno.ELOOP: "it is a symbolic link; name what it points to",
     errno.ENOENT: "make the directory first, or name another place",
     errno.EMFILE: "close other files, or raise the limit: ulimit -n",

@@ -50,6 +50,8 @@ def add_train(verbs: Verbs) -> None:
     groups = {name: verb.add_argument_group(name, ABOUT.get(name)) for name in GROUPS}
     for field in dataclasses.fields(Config):
         add_setting(groups[field.metadata["group"]], field, kinds[field.name])
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    groups["run"].add_argument("--step", dest="steps", type=whole, **hidden)  # else short for --step-timeout as well
     groups["run"].add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one in runs/)")
     groups["run"].add_argument(
         "--config", type=Path, metavar="FILE",

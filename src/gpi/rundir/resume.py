@@ -16,14 +16,8 @@ from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.standalone import Facts
 
-FREE = (
-    "steps",
-    "checkpoint_every",
-    "step_timeout",
-    "allow_images",
-    "eval_every",
-    "eval_episodes",
-)  # may change without changing what an iteration computes
+FREE = ("steps", "checkpoint_every", "step_timeout", "allow_images", "eval_every", "eval_episodes")
+"""May change without changing what an iteration computes."""
 
 
 class Found(NamedTuple):
