@@ -190,8 +190,10 @@ def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
 
 
 def filled(text: str) -> str:
-    """Return a text in lines that fit a terminal; paths stay whole."""
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    """Return a text in lines that fit a terminal; paths and equations stay whole."""
+    whole = text.replace("eq (", "eq\0(")
+    lines = textwrap.fill(whole, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return lines.replace("\0", " ")
 
 
 def shortened(name: str) -> str:
