@@ -93,7 +93,7 @@ class AuditSummary:
         if self.refused:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
         if self.reuses:
-            words += f" Reused data counted for {self.ess_share:.0%} of the nominal sample size."
+            words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
         return words
 
     def _held(self, bound: str) -> str:
