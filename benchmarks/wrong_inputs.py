@@ -74,7 +74,7 @@ INPUTS = r"""
 2     : train cheetah-run --threads -1
 2     : train cheetah-run --checkpoint-every 0
 2     : train cheetah-run --learning-rate 3e-4
-2     : train cheetah-run --algo ppo --step 10
+0     : train cheetah-run --algo ppo --step 10
 2     : train cheetah-run --out /proc/x
 2     : train cheetah-run --out /dev/null
 2     : train cheetah-run --out afile

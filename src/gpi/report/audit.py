@@ -97,7 +97,7 @@ class AuditSummary:
         if self.refused:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
         if self.reuses:
-            words += f" Reused data counted for {self.ess_share:.0%} of the nominal sample size."
+            words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
         return words
 
     def _held(self, bound: str) -> str:
@@ -198,8 +198,10 @@ def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
 
 
 def filled(text: str) -> str:
-    """Return a text in lines that fit a terminal; paths stay whole."""
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    """Return a text in lines that fit a terminal; paths and equations stay whole."""
+    whole = text.replace("eq (", "eq\0(")
+    lines = textwrap.fill(whole, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return lines.replace("\0", " ")
 
 
 def shortened(name: str) -> str:

@@ -194,5 +194,5 @@ def wrapped(text: str, inches: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib shows as it is: it would read dollars as mathematics, and hide leading lines."""
-    return f" {text}".replace("$", r"\$") if text.startswith("_") else text.replace("$", r"\$")
+    """Return a text that matplotlib shows as it is: it would read what is between dollars as mathematics."""
+    return text.replace("$", r"\$")
