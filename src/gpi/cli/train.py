@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
 import types
 import typing
 from pathlib import Path
@@ -111,8 +112,7 @@ def run_train(parsed: argparse.Namespace) -> int:
 
 def closing(run: Run, signal: int | None) -> int:
     """Say how a run ended and where it is; return the exit code."""
-    returns = ", ".join(f"seed {seed}: {value:.1f}" for seed, value in run.returns.items())
-    tell(f"final return ({FINAL_RETURN}): {returns}")
+    tell(*final_lines(run.returns), f"  ({FINAL_RETURN})")
     if (run.dir / CURVE).exists():
         tell(f"learning curve: {run.dir / CURVE}")
     if signal is not None:
@@ -121,6 +121,13 @@ def closing(run: Run, signal: int | None) -> int:
         tell(f"interrupted and saved: `gpi resume {run.dir}{own}` continues")
         return 128 + signal
     return 0
+
+
+def final_lines(returns: dict[int, float]) -> list[str]:
+    """Return the final return of each seed in lines that fit a terminal; none is broken over two."""
+    numbers = [f"seed\N{NO-BREAK SPACE}{seed}:\N{NO-BREAK SPACE}{value:.1f}" for seed, value in returns.items()]
+    lines = textwrap.wrap("final return: " + ", ".join(numbers), 79, subsequent_indent="  ", break_long_words=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def add_resume(verbs: Verbs) -> None:
