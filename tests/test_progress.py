@@ -6,11 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
 import numpy as np
 import pytest
 
 from gpi.callbacks import Report
+from gpi.config import Config
+from gpi.training.job import resolve
 from gpi.training.progress import BAR, LiveLine, Progress, sentence, thousands
+from gpi.training.session import Session
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -90,7 +94,18 @@ def test_a_run_that_compiles_nothing_shows_no_line(monkeypatch: pytest.MonkeyPat
     assert stream.getvalue().endswith("\x1b[1A\x1b[2K"), "erased"
 
 
-def test_plain_lines_where_there_is_no_terminal(tmp_path: Path):
+def test_fewer_steps_than_an_iteration_are_explained_once(tmp_path: Path):
+    said = []
+    for steps in (10, 5000):
+        stream = io.StringIO()
+        job = resolve(Config("Pendulum-v1", "ppo", steps=steps))
+        Session(job, tmp_path, Progress(5, stream))._announce(jax.devices())
+        said.append(stream.getvalue().splitlines()[1:])
+    note = "note: --steps 10 is less than one iteration, which is 2,048 samples per seed; the run takes a whole one"
+    assert said == [[note], []]
+
+
+def test_plain_lines_where_there_is_no_terminal():
     stream = io.StringIO()
     with Progress(5, stream) as progress:
         progress.compiling()

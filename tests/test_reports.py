@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import envs_own
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from own_runs import Watch
+from own_runs import TINY, Watch, done
 from test_cli import audited, refused, run_directory
 
 import gpi
@@ -243,6 +244,17 @@ def test_an_audit_of_somebody_else_s_run_is_printed(
     assert shown.err.count("\n") == 1 and "Permission denied" in shown.err and "--out FILE" in shown.err
 
 
+def test_a_run_whose_curve_cannot_be_drawn_ends_in_order(
+    walk: tuple[gpi.Run, Watch, Evaluate], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.setattr(os, "open", failing(errno.ENOSPC))
+    settings: dict[str, Any] = TINY | {"quiet": False}
+    run = gpi.train("geppo", envs_own.Walk, out=tmp_path / "run", steps=200, **settings)
+    assert "learning_curve.png cannot be written: No space left on device" in capsys.readouterr().out
+    assert done(run)["complete"] and not (run.dir / "learning_curve.png").exists()
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="permissions do not bind the superuser")
 def test_a_read_only_directory_is_refused_before_anything_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     run = made(tmp_path / "run")
@@ -298,12 +310,10 @@ def test_a_run_can_do_what_the_commands_do(walk: tuple[gpi.Run, Watch, Evaluate]
     assert (tmp_path / "x.png").read_bytes()[:4] == picture._repr_png_()[:4] == b"\x89PNG" and "x.png" in repr(picture)
     assert run.plot().path is None and len(repr(run.plot())) < 80
     assert run.audit() == gpi.audit(run)
-    import envs_own
-
     result = run.evaluate(envs_own.Walk, episodes=2, seed=1)
     assert list(result.returns) == [1] and result.means == gpi.evaluate(run, envs_own.Walk, episodes=2, seed=1).means
-    done = run.export(tmp_path / "policy", seed=1)
-    assert {path.name for path in done.files} == {"policy.py", "policy.json", "policy.safetensors"}
+    exported = run.export(tmp_path / "policy", seed=1)
+    assert {path.name for path in exported.files} == {"policy.py", "policy.json", "policy.safetensors"}
     assert gpi.load(tmp_path / "policy").about["seed"] == "1"
     with pytest.raises(gpi.UsageError, match=r"\.mp4 or \.gif"):
         run.record(tmp_path / "film.avi", envs_own.Walk)
