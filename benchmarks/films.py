@@ -13,7 +13,8 @@ return of all finished runs of that task under --runs; where there is none, with
   inside the frame or not: `in frame`. `body` is the mean share of the robot's parts whose centres are.
 - That the film shows what dm_control computes is seen by drawing: MuJoCo draws some twenty frames from the same
   positions with the same camera. `overlap` is the number of pixels in the robot's colour in both this picture and the
-  film, divided by the number of those in either: 1 if the robot is at the same place in the same pose.
+  film, divided by the number of those in either: 1 if the robot is at the same place in the same pose. Targets hide
+  parts of it and lie elsewhere in dm_control, so their pixels do not count.
 
 The table is printed, and a line per film is appended to benchmarks/films.jsonl. Exit code 1 if a task has its robot in
 the frame in less than 95 % of frames.
@@ -131,15 +132,18 @@ def look(name: str, camera: int, positions: np.ndarray, film: np.ndarray) -> Sig
         com.append(inside(data.subtree_com[root], *pose, fovy, width / height))
         body.append(np.mean([inside(data.xipos[part], *pose, fovy, width / height) for part in parts]))
         if i % max(len(positions) // 20, 1) == 0:
-            ours, theirs = coloured(film[i]), coloured(physics.render(height, width, camera_id=camera))
-            overlap.append((ours & theirs).sum() / max((ours | theirs).sum(), 1))
+            overlap.append(agreement(film[i], physics.render(height, width, camera_id=camera)))
     return Sight(float(np.mean(com)), float(np.mean(body)), float(np.mean(overlap)))
 
 
-def coloured(frame: np.ndarray) -> np.ndarray:
-    """Return which pixels have the colour of the suite's robots, a light brown; the floor is blue, targets are red."""
-    red, green, blue = np.moveaxis(frame.astype(int), -1, 0)
-    return (red - blue > 40) & (green - blue > 10)
+def agreement(one: np.ndarray, other: np.ndarray) -> float:
+    """Return how well the robots of two pictures overlap, where no target hides them: targets differ."""
+    pictures = [np.moveaxis(frame.astype(int), -1, 0) for frame in (one, other)]
+    warm = [red - blue > 40 for red, _, blue in pictures]  # the floor is blue
+    brown = [green - blue > 10 for _, green, blue in pictures]  # robots are light brown, targets red
+    seen = ~np.logical_or(*(w & ~b for w, b in zip(warm, brown, strict=True)))
+    a, b = (w & b & seen for w, b in zip(warm, brown, strict=True))
+    return float((a & b).sum() / max((a | b).sum(), 1))
 
 
 def ancestors(parents: np.ndarray, body: int) -> set[int]:
