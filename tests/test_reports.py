@@ -221,7 +221,7 @@ def test_a_picture_that_cannot_be_written_is_one_line(
     monkeypatch.setattr(os, "open", failing(errno.EACCES))
     assert cli.main(commands(run, tmp_path / "x.png")[which]) == 5
     line = capsys.readouterr().err
-    assert line.count("\n") == 1 and "Permission denied; name a file where you may write" in line
+    assert line.count("\n") == 1 and "Permission denied; change its permissions (chmod u+w " in line
 
 
 def test_a_full_disk_leaves_the_old_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -260,7 +260,7 @@ def test_a_read_only_directory_is_refused_before_anything_is_drawn(capsys: pytes
     run = made(tmp_path / "run")
     (tmp_path / "shut").mkdir(mode=0o500)
     assert cli.main(["plot", str(run.dir), "--out", str(tmp_path / "shut" / "x.png")]) == 5
-    assert "Permission denied; name a file where you may write" in capsys.readouterr().err
+    assert "Permission denied; change its permissions (chmod u+w " in capsys.readouterr().err
 
 
 def test_a_picture_replaces_an_older_one_and_others_may_read_it(tmp_path: Path):

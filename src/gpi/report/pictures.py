@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpi import files
-from gpi.errors import DiskError, UsageError
+from gpi.errors import UsageError, disk_error
 
 if TYPE_CHECKING:  # matplotlib takes long to import, and checking a path needs none of it
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".pdf", ".svg")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,10 @@ def require_picture(path: Path) -> Path:
             why = "is a file; name another" if path.parent.exists() else "does not exist; make it first"
             raise UsageError(f"picture {path} needs the directory {path.parent}, which {why}")
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise disk_error(path, error) from error
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise unwritable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise disk_error(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     return path
-
-
-def unwritable(path: Path, error: OSError) -> DiskError:
-    """Return the error that says in one line why a picture cannot be written, and what helps."""
-    remedy = "free space on that disk" if error.errno in FULL else "name a file where you may write"
-    return DiskError(f"picture {path} cannot be written: {error.strerror or error}; {remedy}")
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 120) -> None:
@@ -73,7 +66,7 @@ def save_figure(figure: Figure, path: Path, dpi: int = 120) -> None:
             with suppress(OSError):
                 temp.unlink(missing_ok=True)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise disk_error(path, error) from error
 
 
 def encode_figure(figure: Figure, format: str = "png", dpi: int = 120) -> bytes:
