@@ -590,7 +590,8 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ModuleNotFoundError("No module named 'envpool'", name="envpool"),
-            "module 'envpool' is missing, but this task needs EnvPool 1.2.5; run `pip install envpool==1.2.5`",
+            "module 'envpool' is missing, but this task needs EnvPool 1.2.5; run `pip install envpool==1.2.5` "
+            "(on Linux: it exists for no other system)",
         ),
     ],
 )
