@@ -30,7 +30,7 @@ SECONDS = 120
 TRAINS = 143  # a right input that trains for minutes: it is ended as soon as it has begun
 
 INPUTS = r"""
-0,2   :
+0     :
 0     : --version
 2     : trian cheetah-run
 2     : train
@@ -99,13 +99,13 @@ INPUTS = r"""
 2     : resume spin --kappa 1
 2     : resume spin --env CartPole-v1 --steps 50000
 2     : eval empty
-2,3   : eval afile
+3     : eval afile
 2     : eval spin --episodes 0
 2     : eval spin --episodes -1
 2     : eval spin --seed 9
 2     : eval spin --env CartPole-v1
 2     : eval spin --max-steps 0
-2,3   : eval spin/config.json
+3     : eval spin/config.json
 0     : eval spin/policy-0.safetensors --episodes 1
 2     : record spin --out film.avi
 2     : record spin --out /nonexistent/film.mp4
@@ -113,7 +113,7 @@ INPUTS = r"""
 2     : export spin --format torch
 2     : export spin --out afile
 2     : export spin --out empty --seed 77
-2,3   : export spin/metrics.csv
+3     : export spin/metrics.csv
 2     : plot
 2     : plot empty
 2     : plot spin --out curves.xyz
@@ -123,7 +123,7 @@ INPUTS = r"""
 2     : audit spin --out x.doc
 2     : mixture --B -1
 2     : mixture --B 1e9
-0,2   : mixture --B 100000
+0     : mixture --B 100000
 2     : mixture --kappa foo
 2     : mixture --plot /nonexistent/m.png
 2     : tasks extra
@@ -131,22 +131,22 @@ INPUTS = r"""
 0     : help train
 """
 PERMISSIONS = r"""
-2,3   : eval theirs
-2,3   : resume theirs
-2,3   : plot theirs
-2,3   : audit theirs
-2,3   : export theirs
-2,3   : record theirs
-2,3   : eval spin/secret.safetensors --episodes 1
-2,5   : plot spin --out locked/c.png
-2,5   : mixture --plot locked/m.png
-2,5   : audit spin --out locked/a.png
-2,5   : export locked
-2,5   : record spin --steps 3 --out locked/film.gif
-2,5   : train FrozenLake-v1 --steps 5 --out locked/run
-2,5   : resume locked --steps 50000
-2,5   : plot spin --out d.png
-2,5   : audit spin --out d.png
+2     : eval theirs
+2     : resume theirs
+2     : plot theirs
+2     : audit theirs
+2     : export theirs
+2     : record theirs
+2     : eval spin/secret.safetensors --episodes 1
+5     : plot spin --out locked/c.png
+5     : mixture --plot locked/m.png
+5     : audit spin --out locked/a.png
+5     : export locked
+2     : record spin --steps 3 --out locked/film.gif
+2     : train FrozenLake-v1 --steps 5 --out locked/run
+2     : resume locked --steps 50000
+2     : plot spin --out d.png
+2     : audit spin --out d.png
 """
 FULL = r"""
 5     : mixture --plot full/m.png
