@@ -90,9 +90,11 @@ class Simulator:
         return qpos
 
 
-def simulate(simulator: Simulator, task: tasks.Task, policy: standalone.Policy, every: int) -> tuple[float, np.ndarray]:
+def simulate(
+    simulator: Simulator, task: tasks.Task, policy: standalone.Policy, every: int, seed: int = 0
+) -> tuple[float, np.ndarray]:
     """Play the episode of the film again; return its return, and the positions at each frame `[F, Q]`."""
-    pool = dmc.make_on_host(task.id, env_seeds(task.id, "evaluation", 0, 1), 1)
+    pool = dmc.make_on_host(task.id, env_seeds(task.id, "evaluation", seed, 1), 1)
     simulator.listen(True)
     obs, positions, total, ended = pool.reset()[0], [simulator.positions()], 0.0, False
     length = 0
@@ -196,25 +198,22 @@ def random_policy(spec: dmc.Spec) -> standalone.Policy:
     return standalone.assemble(arrays, {"seed": "0"})
 
 
-def measure(
-    simulator: Simulator, name: str, file: Path | None, out: Path, size: tuple[int, int], fps: float
-) -> dict[str, object]:
+def measure(simulator: Simulator, name: str, file: Path | None, out: Path, fps: float, seed: int) -> dict[str, object]:
     """Film a task, and measure what the film shows."""
     task, camera = tasks.find(name), cameras.find_camera(name, None)
     policy = gpi.load(file) if file else random_policy(dmc.find_spec(name))
     began = time.monotonic()
-    film = video.record(policy, task, out / f"{name}.mp4", size=size, fps=fps, quiet=True)
+    film = video.record(policy, task, out / f"{name}.mp4", fps=fps, seed=seed, quiet=True)
     seconds = time.monotonic() - began
     domain = name.partition("-")[0]
-    total, positions = simulate(simulator, task, policy, round(rendering.RATES[domain] / film.fps))
+    total, positions = simulate(simulator, task, policy, round(rendering.RATES[domain] / film.fps), seed)
     if total != film.episode_return or len(positions) != film.frames:
         raise SystemExit(f"{name}: the film's return is {film.episode_return}, that of the same episode again {total}")
-    seen = look(name, camera, positions, watch(film.path, size))
+    seen = look(name, camera, positions, watch(film.path, cameras.SIZES.get(domain, (480, 480))))
     return {
         "task": name, "camera": cameras.CAMERAS[domain][camera], "policy": "trained" if file else "random",
-        "return": round(total, 1), "frames": film.frames, "seconds": round(seconds, 1),
-        "travelled": travelled(name, positions),
-        **{key: round(value, 4) for key, value in seen._asdict().items()},
+        "seed": seed, "return": round(total, 1), "frames": film.frames, "seconds": round(seconds, 1),
+        "travelled": travelled(name, positions), **{key: round(value, 4) for key, value in seen._asdict().items()},
     }  # fmt: skip
 
 
@@ -234,17 +233,18 @@ def main() -> int:
     )
     parser.add_argument("--fps", type=float, default=video.FPS, help="frames per second (default: %(default)s)")
     parser.add_argument("--record", type=Path, default=RECORD, help="file to append to (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="which episode (default: %(default)s)")
     parser.add_argument("--tasks", nargs="+", default=list(dmc.TASKS), help="default: all 28")
     parsed = parser.parse_args()
     parsed.out.mkdir(parents=True, exist_ok=True)
-    simulator, policies, size = Simulator(), best_policies(parsed.runs), (480, 480)
+    simulator, policies = Simulator(), best_policies(parsed.runs)
     versions = {one: importlib.metadata.version(one) for one in ("envpool", "dm_control", "mujoco")}
     print("| task | camera | policy | return | travels | in frame | body | overlap | frames | seconds |")
     print("|---|---|---|--:|--:|--:|--:|--:|--:|--:|")
     worst = 1.0
     for name in parsed.tasks:
         _, file = policies.get(name, (0, None))
-        row = measure(simulator, name, file, parsed.out, size, parsed.fps)
+        row = measure(simulator, name, file, parsed.out, parsed.fps, parsed.seed)
         print(LINE.format(**row), flush=True)
         worst = min(worst, float(str(row["com"])))
         with parsed.record.open("a") as record:

@@ -126,6 +126,9 @@ CASES = [
         marks=opengl,
     ),
     pytest.param(
+        Case("cartpole-swingup", policy_for(5, 1), ".mp4", {"steps": 40}, (640, 480), 50, 2), marks=opengl
+    ),  # wider, so that the whole rail is in the picture
+    pytest.param(
         Case("Humanoid-v5", policy_for(348, 17, 0.4), ".mp4", {"steps": 12, "size": (321, 123)}, (320, 122), 33.5, 2),
         marks=opengl,
     ),

@@ -22,6 +22,9 @@ BEST = {"humanoid": "side", "fish-upright": "tracking_y"}
 """The camera by default, of a domain or a task, where it is not the first: the first of each model follows a robot that
 travels and shows the whole scene of one that does not."""
 
+SIZES = {"cartpole": (640, 480)}
+"""Width and height by default, of a domain whose scene does not fit into EnvPool's 480x480: the cart's rail is long."""
+
 
 def find_camera(task: str, camera: str | int | None) -> int:
     """Return the id of a camera of a task that EnvPool draws, given by name or id; None stands for the best one."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from gpi.envs import dmc, envpool
-from gpi.envs.cameras import as_camera, find_camera, unknown_camera
+from gpi.envs.cameras import SIZES, as_camera, find_camera, unknown_camera
 from gpi.envs.faults import one_line
 from gpi.envs.pool import Spec
 from gpi.envs.subprocesses import (
@@ -88,6 +88,7 @@ def make_renderer(
 ) -> RenderedEnv:
     """Make the environment of a task, rendered. `own`, if given, makes it; only EnvPool honours `size`."""
     if task.compiled:
+        size = size or SIZES.get(dmc.short_name(task.id).partition("-")[0])
         return RenderedEnvPool(task.id, seed, size, find_camera(task.id, camera))
     return RenderedGym(task.id, own, seed, camera)
 
