@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("MUJOCO_GL", "egl")  # before dm_control is imported
+os.environ["MUJOCO_GL"] = "egl"  # before dm_control is imported
 
 import envpool as envpool_package
 import numpy as np
