@@ -12,7 +12,7 @@ import pytest
 
 import gpi
 from gpi import cli
-from gpi.cli.train import final_lines
+from gpi.cli.train import numbers
 from gpi.config import Config
 from gpi.envs import dmc
 from gpi.report.audit import percent
@@ -159,7 +159,7 @@ def test_a_final_return_has_at_least_ten_episodes_if_there_are_ten(episodes: int
 
 
 def test_the_closing_lines_fit_a_terminal_and_break_no_number():
-    lines = final_lines({seed: 1000.0 + seed for seed in range(20)})
+    lines = numbers("final return", {seed: 1000.0 + seed for seed in range(20)})
     assert len(lines) > 2 and all(len(line) < 80 for line in lines) and "\xa0" not in "".join(lines)
     assert all(f"seed {seed}: {1000 + seed}.0" in "\n".join(lines) for seed in range(20))
 

@@ -19,6 +19,7 @@ from gpi.callbacks import PrintEvery
 from gpi.config import Config
 from gpi.errors import UsageError
 from gpi.rundir import lock
+from gpi.rundir.policies import find
 from gpi.training import memory, progress, signals
 from gpi.training.job import resolve
 from gpi.training.train import default_directory
@@ -149,6 +150,52 @@ def test_a_run_cannot_be_shortened_below_the_steps_it_has_taken(tmp_path: Path):
     assert done(finished)["complete"]
     with pytest.raises(UsageError, match="has taken; name more"):
         gpi.resume(run, env=envs_own.Walk, steps=1, quiet=True)
+
+
+def test_a_goal_may_be_lowered_but_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = gpi.train("ppo", envs_own.Walk, out=tmp_path / "run", steps=10**6, callbacks=[stop_after(3)], **TINY)
+    assert f"{min(run.steps.values()):,} of 1,000,000 steps each, not finished" in repr(run)
+    steps = min(run.steps.values()) + 1
+    settings: dict[str, Any] = {"env": envs_own.Walk, "steps": steps}
+    gpi.resume(run, **settings)
+    assert f"note: it will end at {steps:,} steps, before at 1,000,000" in capsys.readouterr().out
+
+
+def test_policies_of_a_run_that_ended_early_say_so(tmp_path: Path):
+    def press(report: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        gpi.train("ppo", envs_own.Walk, out=tmp_path / "run", steps=10**6, callbacks=[press], **TINY)
+    run = gpi.Run(tmp_path / "run")
+    [note] = find(run.dir).notes
+    assert "the run ended early, `gpi resume" in note and f"{min(run.steps.values()):,}" in note
+    with pytest.raises(UsageError, match="none was evaluated in training"):
+        find(run.dir, policy="best")
+    about = json.loads((run.dir / "config.json").read_text())
+    about["config"]["eval_every"] = 10
+    (run.dir / "config.json").write_text(json.dumps(about))
+    with pytest.raises(UsageError, match="none was evaluated yet, the first will be at iteration 10"):
+        find(run.dir, policy="best")
+
+
+def test_the_first_episode_is_whole_although_it_began_in_the_warm_up(tmp_path: Path):
+    class Fixed(envs_own.Walk):
+        """Every episode has 50 steps and a reward of 1 in each."""
+
+        def reset(self, **options: Any) -> Any:
+            self.count = 0
+            return super().reset(**options)
+
+        def step(self, action: Any) -> Any:
+            obs, _, _, _, info = super().step(action)
+            self.count += 1
+            return 0.0 * obs, 1.0, False, self.count == 50, info
+
+    run = gpi.train("geppo", Fixed, out=tmp_path / "run", steps=600, **TINY)
+    for seed in run.seeds:
+        _, returns = run.episodes(seed)
+        assert len(returns) > 5 and (returns == 50.0).all()
 
 
 def test_default_directories_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

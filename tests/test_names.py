@@ -22,9 +22,9 @@ from gpi.training.job import resolve
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"steps": "many"}, "steps = 'many' must be int"), ({"steps": 5.5}, "steps = '5.5' must be int"),
+    ({"steps": "many"}, "steps = 'many' must be a whole number"), ({"steps": 5.5}, "steps = '5.5' must be a whole number"),
     ({"hidden": "64"}, "hidden = '64' must be"), ({"reset_each_batch": 1}, "reset_each_batch = '1' must be"),
-    ({"kappa": None}, "kappa = 'None' must be float"), ({"seeds": True}, "seeds = 'True' must be int"),
+    ({"kappa": None}, "kappa = 'None' must be a number"), ({"seeds": True}, "seeds = 'True' must be a whole number"),
 ])  # fmt: skip
 def test_settings_of_another_type_are_one_line(settings: dict[str, Any], words: str):
     with pytest.raises(gpi.UsageError) as error:

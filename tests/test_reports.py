@@ -23,7 +23,7 @@ from test_cli import audited, refused, run_directory
 import gpi
 from gpi import cli
 from gpi.callbacks import Evaluate
-from gpi.errors import DiskError
+from gpi.errors import DiskError, UsageError
 from gpi.report.audit import summarise
 from gpi.report.audit_figure import audit_figure
 from gpi.report.curves import COLOURS, curves_figure
@@ -112,7 +112,7 @@ def test_different_labels_have_different_colours_and_the_legend_fits(count: int,
 def test_labels_of_the_user_s_own(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     a, b = (str(made(tmp_path / name).dir) for name in "ab")
     line = refused(capsys, "plot", a, b, "--label", "one", "--out", str(tmp_path / "x.png"))
-    assert "1 labels for 2 runs" in line and "one --label per run" in line
+    assert "2 runs need as many labels, found 1" in line and "one --label per run" in line
     figure = curves_figure([open_run(a), open_run(b)], ["costs $5 and $6", "_hidden"])
     assert legend_texts(figure) == [r"costs \$5 and \$6 (5 seeds)", "_hidden (5 seeds)"]
     assert not cut_off(figure)
@@ -159,7 +159,7 @@ def test_audit_begins_with_a_verdict_and_fits_80_columns(
     assert text.startswith(f"{long}: eq (11), {rests} 2 of 3 updates (66.7 %); worst 1.5 times the bound (seed 1, iter")
     assert "One-step TV, eq (7), held in 2 of 3" in text and "KL, eq (16), held in 2 of 3 updates" in text
     assert "1 update kept the old policy." in text
-    assert f"strict: eq (11), {rests} every update (2); nearest 0.9 times" in text
+    assert f"strict: eq (11), {rests} every update (2); at most 0.9 times" in text
     assert f"ppo: eq (2), {rests} 1 of 2 updates (50.0 %); worst 1.25" in text
     assert summarise(open_run("ppo")).bounds == ("tv",), "KL is no bound of PPO's"
     assert summarise(open_run(on_policy(tmp_path / "trpo", "trpo", (1, 1, 1)))).bounds == ("tv", "kl")
@@ -336,5 +336,8 @@ def test_a_notebook_shows_no_markup_of_a_file_and_never_fails(tmp_path: Path):
     for content in ("", "[]", "{}", '{"config": 3}'):
         (run.dir / "config.json").write_text(content)
         assert "cannot be read" in repr(run) and "cannot be read" in run._repr_html_()
-    assert "cannot be read" in repr(gpi.Run(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    assert "cannot be read" in repr(gpi.Run(tmp_path / "empty"))
+    with pytest.raises(UsageError, match="nowhere does not exist"):
+        gpi.Run(tmp_path / "nowhere")
     assert not np.isnan(gpi.Run(made(tmp_path / "good").dir).returns[0])

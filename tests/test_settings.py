@@ -38,7 +38,7 @@ def test_names_of_other_libraries_lead_to_ours():
     ((("ppo", "Pendulum-v1"), {"callbacks": [3]}), "callback 3 must be a function"),
     ((("ppo", "Pendulum-v1"), {"callbacks": [gpi.Run]}), "must be a function"),
     ((("ppo", "Pendulum-v1"), {"eps": 5}), "eps = 5.0 must be at most 2: TV distance is at most 1"),
-    ((("ppo", "Pendulum-v1"), {"allow_images": "no"}), "allow_images = 'no' must be bool"),
+    ((("ppo", "Pendulum-v1"), {"allow_images": "no"}), "allow_images = 'no' must be true or false"),
     ((("ppo", "Pendulum-v1"), {"step_timeout": -1}), "step_timeout = -1.0 must be 0 or more seconds"),
 ])  # fmt: skip
 def test_wrong_arguments_in_python_are_one_line(arguments: tuple[Any, Any], line: str, tmp_path: Path):
@@ -91,6 +91,7 @@ IDLE = [
     *((name, "max_grad_norm", 0.01, {}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
     *((name, "kl_slack", 9.0, {}) for name in ("ppo", "geppo")),
     *((name, "kl_slack", 9.0, {"trust": "strict"}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
+    *((name, "trust", "adaptive", {}) for name in ("ppo", "trpo", "vmpo")),
 ]
 ACTIVE = [("geppo", "kappa"), ("geppo", "lr"), ("geppo", "max_grad_norm"), ("getrpo", "kl_slack"), ("ppo", "B")]
 
@@ -105,11 +106,17 @@ def test_settings_without_effect_are_named():
         assert without_effect(Config("cheetah-run", algorithm), [name]) == []
     named = {(algorithm, name) for algorithm, name, _, _ in IDLE}
     for algorithm in ALGORITHMS:
-        for name in set(NAMES) - {"step_timeout"}:
+        for name in set(NAMES) - {"eval_episodes"}:
             told = without_effect(Config("cheetah-run", algorithm), [name])
             assert not told or (algorithm, name) in named
-    assert without_effect(Config("cheetah-run"), ["step_timeout"]) != []
-    assert without_effect(Config("x:y", backend="processes"), ["step_timeout"]) == []
+    told = without_effect(Config("cheetah-run"), ["eval_episodes"])
+    assert told == ["eval_episodes = 10 has no effect with eval_every = 0, which evaluates nothing"]
+    late = Config("cheetah-run", steps=10_000, eval_every=11)
+    assert without_effect(late, ["eval_every"]) != [] == without_effect(late, ["eval_episodes"])
+    assert without_effect(Config("cheetah-run", steps=10_000, eval_every=10), ["eval_every"]) == []
+    for algorithm in ALGORITHMS:
+        told = without_effect(Config("cheetah-run", algorithm, trust="adaptive"), ["trust"])
+        assert bool(told) == (algorithm in ("ppo", "trpo", "vmpo"))
 
 
 def results(run: gpi.Run) -> tuple[list[bytes], list[list[str]]]:

@@ -17,6 +17,10 @@ from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
 from gpi.envs import dmc
 from gpi.errors import UsageError
 
+TYPES = {
+    int: "a whole number, such as 1000", float: "a number, such as 0.5", str: "text, such as 'geppo'",
+    tuple[int, ...]: "a list of whole numbers, such as [64, 64]",
+}  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
@@ -157,8 +161,12 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
         idle |= {"kl_slack": "trust = strict, which allows none"}
     if rule == "ppo":
         idle |= {"kl_slack": f"{name}, which bounds no KL"}
-    if config.backend != "processes":
-        idle |= {"step_timeout": f"backend = {config.backend}: only processes can be ended"}
+    if ALGORITHMS[name].plan == "on_policy" and config.trust == "adaptive":
+        idle |= {"trust": f"{name}: eq (8) is about reuse"}
+    if not config.eval_every:
+        idle |= {"eval_episodes": "eval_every = 0, which evaluates nothing"}
+    if config.eval_every > -(-config.steps // plan_of(config).steps):
+        idle |= {"eval_every": f"{config.steps:,} steps, which are fewer iterations"}
     return [f"{one} = {getattr(config, one)} has no effect with {idle[one]}" for one in typed if one in idle]
 
 
@@ -228,5 +236,4 @@ def checked_type(name: str, value: Any, kind: Any) -> Any:
             return value
         elif kind is bool and type(value) in (bool, np.bool_):
             return bool(value)
-    rule = getattr(kind, "__name__", str(kind))
-    raise UsageError(f"{name} = {str(value)[:80]!r} must be {rule}; see gpi.Config")
+    raise UsageError(f"{name} = {str(value)[:80]!r} must be {TYPES.get(kind, 'true or false')}")

@@ -92,6 +92,8 @@ def parse(data: bytes) -> Policy:
     arrays, metadata = files.decode(data, finite=True)
     text = metadata.get("gpi", "{}")
     about = files.parse_json(text.encode(), "the description")
+    if "gpi" not in metadata:
+        raise FileError("not a policy that gpi trained; of an export name the directory")
     if about.pop("format", None) != FORMAT or not is_valid_description(about):
         raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(text)})")
     if data != encode(arrays, text):

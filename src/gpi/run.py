@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpi import evaluation, video
+from gpi.errors import UsageError
 from gpi.evaluation import Evaluation
 from gpi.export import Exported, export
 from gpi.report.audit import AuditSummary, summarise
@@ -28,8 +29,10 @@ class Run(files.Run):
     """
 
     def __init__(self, dir: str | Path):
-        """Read nothing yet."""
+        """Read nothing yet, but make sure that there is something to read."""
         super().__init__(Path(dir))
+        if not self.dir.is_dir():
+            raise UsageError(f"{dir} does not exist; name a directory that `gpi train` made")
 
     def plot(self, out: str | Path | None = None) -> Picture:
         """Draw the learning curve; write it to `out`, a .png, .pdf or .svg, if that is given."""

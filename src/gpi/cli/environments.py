@@ -34,7 +34,8 @@ def run_check(parsed: argparse.Namespace) -> int:
         print("note: EnvPool is not installed here: Gymnasium runs it")
     found = check(tasks.find(parsed.task), allow_images=parsed.allow_images)
     spec = found.spec
-    doing = f"{spec.action_size} discrete actions" if spec.discrete else f"{spec.action_size} continuous actions"
+    kind = "discrete" if spec.discrete else "continuous"
+    doing = f"{spec.action_size} {kind} action{'s' * (spec.action_size > 1)}"
     print(f"{spec.id}: no problem in {found.steps:,} steps and {found.episodes:,} episodes")
     print(f"the agent sees {spec.observation_size} numbers and has {doing}")
     for note in found.notes:

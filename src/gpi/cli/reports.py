@@ -67,7 +67,9 @@ def add_audit(verbs: Verbs) -> None:
         "docs/guarantee.md explains what is measured and how to read it.",
     )  # fmt: skip
     verb.add_argument("runs", nargs="+", metavar="DIR", help="run directories, shown side by side")
-    verb.add_argument("--out", type=Path, metavar="FILE", help="picture (default: audit.png in the first directory)")
+    verb.add_argument(
+        "--out", type=Path, metavar="FILE", help="picture (default: audit.png, of one run in its directory)"
+    )
     verb.add_argument("--json", action="store_true", help="print a JSON list with one object per run, and no picture")
     verb.set_defaults(run=run_audit)
 
@@ -86,7 +88,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
         return 0
     from gpi.report.audit_figure import audit_figure
 
-    path = parsed.out or runs[0].dir / "audit.png"
+    path = parsed.out or (runs[0].dir if len(runs) == 1 else Path()) / "audit.png"
     try:
         audit_figure(runs, summaries, path)
     except DiskError as error:  # somebody else's run can be read, and what was asked for has been printed

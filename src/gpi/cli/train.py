@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import textwrap
 import types
 import typing
@@ -17,6 +18,7 @@ from gpi.config import GROUPS, Config
 from gpi.config_file import NO_FILE, combined, read_settings
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
+from gpi.rundir.evaluations import best_mean
 from gpi.rundir.run import CURVE, FINAL_RETURN, Run
 
 if TYPE_CHECKING:
@@ -112,7 +114,11 @@ def run_train(parsed: argparse.Namespace) -> int:
 
 def closing(run: Run, signal: int | None) -> int:
     """Say how a run ended and where it is; return the exit code."""
-    tell(*final_lines(run.returns), f"  ({FINAL_RETURN})")
+    known = {seed: x for seed, x in run.returns.items() if not math.isnan(x)}
+    tell(*([*numbers("final return", known), f"  ({FINAL_RETURN})"] if known else ["no episode has ended yet"]))
+    best = {seed: mean for seed in run.seeds if (mean := best_mean(run.dir, seed)) > -math.inf}
+    if best:
+        tell(*numbers("best evaluation", best), f"  (`gpi eval {run.dir} --policy best` plays new episodes)")
     if (run.dir / CURVE).exists():
         tell(f"learning curve: {run.dir / CURVE}")
     if signal is not None:
@@ -123,10 +129,10 @@ def closing(run: Run, signal: int | None) -> int:
     return 0
 
 
-def final_lines(returns: dict[int, float]) -> list[str]:
-    """Return the final return of each seed in lines that fit a terminal; none is broken over two."""
-    numbers = [f"seed\N{NO-BREAK SPACE}{seed}:\N{NO-BREAK SPACE}{value:.1f}" for seed, value in returns.items()]
-    lines = textwrap.wrap("final return: " + ", ".join(numbers), 79, subsequent_indent="  ", break_long_words=False)
+def numbers(what: str, values: dict[int, float]) -> list[str]:
+    """Return a number of each seed in lines that fit a terminal; none is broken over two."""
+    parts = [f"seed\N{NO-BREAK SPACE}{seed}:\N{NO-BREAK SPACE}{value:.1f}" for seed, value in values.items()]
+    lines = textwrap.wrap(f"{what}: {', '.join(parts)}", 79, subsequent_indent="  ", break_long_words=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 

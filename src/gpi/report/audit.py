@@ -90,7 +90,7 @@ class AuditSummary:
         bound, *others = self.bounds
         worst, broken = self.worst[bound], self.violations[bound]
         words = f"{self.name_of(bound)}, which the guarantee rests on, held {self._held(bound)}; "
-        words += f"{'worst' if broken else 'nearest'} {times(worst.ratio)} (seed {worst.seed}, "
+        words += f"{'worst' if broken else 'at most'} {times(worst.ratio)} (seed {worst.seed}, "
         words += f"iteration {worst.iteration})."
         if others:
             words += f" {' and '.join(f'{MEASURE[b]}, {self.name_of(b)}, held {self._held(b)}' for b in others)}."

@@ -61,7 +61,7 @@ def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
         shade = 0.75 * i / max(len(ages) - 1, 1)
         colour = to_hex((shade, 0.45 + 0.4 * shade, 0.70 + 0.2 * shade))
         draw_curve(axes[2], table["steps"], table[name], colour, f"age {i}", shaded=False)
-    axes[2].axhline(table["penalty_bound"][0], color="black", lw=1.2, ls="--", label="eps/2")
+    axes[2].axhline(table["penalty_bound"][0], color="black", lw=1.2, ls="--", label="eps/2, bound of their mean")
     draw_curve(axes[3], table["steps"], table["ess_realised"] / table["ess"], COLOURS[0], "realised / nominal")
     axes[3].set_ylim(0.0, 1.05)
     for axis in axes[1:]:

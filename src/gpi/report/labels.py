@@ -79,7 +79,9 @@ def tails(paths: Sequence[Path]) -> list[str]:
 def without_repeats(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Run], list[str]]:
     """Return the runs with each directory once, and a label for each: the given ones, or those that tell them apart."""
     if names and len(names) != len(runs):
-        raise UsageError(f"{len(names)} labels for {len(runs)} runs; give one --label per run, in the same order")
+        raise UsageError(
+            f"{len(runs)} runs need as many labels, found {len(names)}; give one --label per run, in the same order"
+        )
     kept = {run.dir.resolve(): i for i, run in reversed(list(enumerate(runs)))}  # the first of each
     chosen = [runs[i] for i in sorted(kept.values())]
     return chosen, [names[i] for i in sorted(kept.values())] if names else labels(chosen)

@@ -29,8 +29,9 @@ def title_of(run: Run) -> str:
     """Return in words what a run trained, and whether it was finished."""
     config = run.config
     seeds = f"seed {run.seeds[0]}" if len(run.seeds) == 1 else f"seeds {run.seeds[0]} to {run.seeds[-1]}"
-    ended = "" if (run.dir / "DONE").is_file() else ", not finished"
-    return f"{config['algorithm']} on {short_task(run)}, {seeds}, {config['steps']:,} steps each{ended}"
+    taken, goal = min(run.steps.values()), config.get("steps", 0)
+    steps = f"{goal:,} steps each" if taken >= goal else f"{taken:,} of {goal:,} steps each, not finished"
+    return f"{config['algorithm']} on {short_task(run)}, {seeds}, {steps}"
 
 
 def results_of(run: Run) -> dict[str, str]:

@@ -90,7 +90,7 @@ def narrowed(run: Path, found: Found, seed: int, *, chose: bool) -> Found:
     policies = {seed: found.policies[seed]}
     lines = [describe_best(run, policies)] if found.flattery else []
     if chose and len(found.policies) > 1:
-        lines.append(f"seed {seed} was chosen as the best of {len(found.policies)}: it flatters the algorithm")
+        lines.append(f"the best of {len(found.policies)} seeds is not typical of the algorithm")
     return Found(policies, found.notes, "; ".join(lines))
 
 
@@ -101,7 +101,8 @@ def find_last(run: Path, paths: Mapping[int, Path]) -> Found:
     """Return the policies that a run's end wrote; if it has not finished, of each seed the policy of most steps."""
     ended = {seed: policy_file.load(path) for seed, path in paths.items()}
     if ended and ((run / "DONE").exists() or not (run / "config.json").exists()):
-        return Found(ended)
+        note = f"policies at {span(ended.values())} steps; the run ended early, `gpi resume {run}` continues it"
+        return Found(ended, (note,) if ended_early(run) else ())
     saved, skipped = newest_policies(run)
     if not ended and not saved:
         raise without_policy(run, skipped)
@@ -110,6 +111,13 @@ def find_last(run: Path, paths: Mapping[int, Path]) -> Found:
     where = "policies of the checkpoint" if newer else "policies"
     note = f"{where} at {span(found.values())} steps; the run has not finished"
     return Found(found, (*(f"skipped {line}" for line in skipped), note))
+
+
+def ended_early(run: Path) -> bool:
+    """Return whether a run was interrupted or stopped before it had taken its steps."""
+    with suppress(FileError):
+        return files.parse_json(files.read(run, "DONE", files.JSON_LIMIT), "DONE").get("complete") is False
+    return False
 
 
 def without_policy(run: Path, skipped: list[str]) -> UsageError | FileError:
@@ -209,7 +217,7 @@ def find_best(run: Path, paths: Mapping[int, Path]) -> Found:
     """Return each seed's best policy by its evaluations in training."""
     found = {seed: policy_file.load(path) for seed, path in paths.items()}
     if not found:
-        raise UsageError(f"{run} holds no best policy: none was evaluated in training; {REMEDY}")
+        raise UsageError(f"{run} holds no best policy: {not_evaluated(run)}; {REMEDY}")
     return Found(found, (), describe_best(run, found))
 
 
@@ -221,8 +229,17 @@ def best_seed(run: Path, found: Found, policy: Which) -> int:
         means = {row.seed: row.mean for row in read_evaluations(run)}  # a seed's latest comes last
     means = {seed: mean for seed, mean in means.items() if np.isfinite(mean)}
     if not means:
-        raise UsageError(f"{run} has no best seed: none was evaluated in training; {REMEDY}")
+        raise UsageError(f"{run} has no best seed: {not_evaluated(run)}; {REMEDY}")
     return max(sorted(means), key=lambda seed: means[seed])
+
+
+def not_evaluated(run: Path) -> str:
+    """Say why a run has no evaluation in training."""
+    with suppress(FileError, AttributeError):
+        about = files.parse_json(files.read(run, "config.json", files.JSON_LIMIT), "config.json")
+        if every := about["config"].get("eval_every"):
+            return f"none was evaluated yet, the first will be at iteration {every}"
+    return "none was evaluated in training"
 
 
 def describe_best(run: Path, policies: dict[int, Policy]) -> str:
@@ -235,7 +252,7 @@ def describe_best(run: Path, policies: dict[int, Policy]) -> str:
     whose = f"seed {next(iter(policies))}" if len(policies) == 1 else "each seed"
     return (
         f"best of {most} evaluations of {whose} in training, at {span(policies.values())} steps: "
-        f"the mean that chose it ({means}) flatters, new episodes do not"
+        f"the mean that chose it ({means}) flatters it, new episodes do not"
     )
 
 

@@ -20,6 +20,7 @@ from gpi.failpoints import failpoint
 from gpi.standalone import Facts
 
 if TYPE_CHECKING:  # reading a run must not start JAX
+    from gpi.core.sample import Rollout
     from gpi.training.job import Job
     from gpi.training.trainer import Iteration
 
@@ -132,6 +133,11 @@ class RunTables:
             self.recent = [deque(returns, maxlen=RECENT_EPISODES) for returns in saved["recent"]]
             self.frozen, seconds = saved["frozen"], saved["seconds"]
         self.start = time.perf_counter() - seconds
+
+    def begin(self, warm_up: Iterable[Rollout]) -> None:
+        """Count the beginnings of the first episodes, which lie in the warm-up, so that their returns are whole."""
+        for raw in warm_up:
+            self.episodes.add_batch(raw, np.zeros(len(self.job.seeds), np.bool_))
 
     def state(self) -> Facts:
         """Return the state that a checkpoint needs to continue the tables without losing or repeating a row."""

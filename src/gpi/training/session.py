@@ -40,6 +40,7 @@ from gpi.training.signals import Interrupt, interruptible
 if TYPE_CHECKING:  # a run sets JAX up before it starts
     from gpi.core.normaliser import Normaliser
     from gpi.core.policy import Theta
+    from gpi.core.sample import Rollout
     from gpi.envs.pool import CompiledPool, HostPool, Spec
     from gpi.standalone import Policy
     from gpi.training.trainer import Trainer
@@ -67,6 +68,7 @@ class Session:
         self.stopped = False  # by a callback
         self.saved = -1  # the iteration of the newest checkpoint
         self.announced: set[str] = set()  # seeds that were said to be frozen
+        self.warm_up: list[Rollout] = []  # its batches, if this session began the run
 
     def start(self) -> tuple[Run, int | None]:
         """Train from the beginning; return the run, and the signal that cut it short, if one did."""
@@ -75,7 +77,7 @@ class Session:
             self._announce(devices)
             trainer, identity = self._trainer(pool, devices)
             trainer.compile()
-            trainer.warm_up()
+            self.warm_up = trainer.warm_up()
             tables = RunTables(self.directory, self.job)
             return self._train(Running(trainer, tables, identity, True), interrupt)
 
@@ -85,8 +87,12 @@ class Session:
             trainer, identity = self._trainer(pool, devices)
             found = find_checkpoint(self.directory, trainer.layout(), identity, allow_drift=allow_drift)
             if found.checkpoint is not None:
-                require_not_fewer(self.directory, self.job, about, taken_at(found.checkpoint, self.job))
+                require_not_fewer(self.directory, self.job, about, taken_at(found.checkpoint, self.directory, self.job))
             self._announce(devices)
+            if self.job.config.steps < about["config"].get("steps", 0):
+                self.progress.say(
+                    f"note: it will end at {self.job.config.steps:,} steps, before at {about['config']['steps']:,}"
+                )
             for line in found.skipped:
                 self.progress.say(f"skipped {line}")
             trainer.compile()
@@ -139,7 +145,7 @@ class Session:
         """Bring a new trainer to a checkpoint, or start it; return whether its environments were replayed exactly."""
         if found is None:
             self.progress.say("no valid checkpoint: starting from the beginning")
-            trainer.warm_up()
+            self.warm_up = trainer.warm_up()
             return True
         same = bool(trainer.restore(found.arrays).all())
         if not same:
@@ -170,6 +176,7 @@ class Session:
     def _train(self, run: Running, interrupt: Interrupt) -> tuple[Run, int | None]:
         """Iterate, save, finish; return the run, and the signal that cut it short, if one did."""
         tables = run.tables
+        tables.begin(self.warm_up)
         try:
             fault = self._iterate(run, interrupt)
             complete = interrupt.signal is None and fault is None and not tables.all_frozen()
@@ -179,6 +186,8 @@ class Session:
         warn(run, self.progress)
         if fault is None and tables.all_frozen():
             fault = every_seed_frozen(self.directory, self.job, tables)
+        if isinstance(fault, EnvironmentFault) and not tables.all_frozen():
+            fault = with_remedy(fault, self.directory, self.job)
         if fault is not None:
             raise fault
         return Run(self.directory), interrupt.signal
@@ -306,11 +315,14 @@ def make_environments(job: Job, x64: bool | None = None) -> CompiledPool | HostP
         return tasks.make_pool(job.task, seeds, threads, first_core, job.make, around)
 
 
-def taken_at(found: Checkpoint, job: Job) -> int:
-    """Return the steps that a run had taken at a checkpoint; 0 if the checkpoint does not say: it is refused later."""
+def taken_at(found: Checkpoint, directory: Path, job: Job) -> int:
+    """Return the steps that a run has taken by its tables, which may be ahead of its newest checkpoint.
+
+    0 if table or checkpoint cannot say: they are refused later.
+    """
     try:
-        return slowest(job.seeds, found.state["steps"], found.state["frozen"])
-    except (KeyError, TypeError, ValueError):
+        return slowest(job.seeds, list(Run(directory).steps.values()), found.state["frozen"])
+    except (FileError, KeyError, TypeError, ValueError):
         return 0
 
 
@@ -319,7 +331,7 @@ def require_not_fewer(directory: Path, job: Job, about: Facts, taken: int) -> No
     asked, before = job.config.steps, about["config"].get("steps")
     if asked < taken and asked != before:
         raise UsageError(
-            f"steps = {asked:,} is below the {taken:,} that {directory} has taken; name more, or leave --steps out"
+            f"steps = {asked:,} is below the {taken:,} that {directory} has taken; name more steps, or none"
         )
 
 
@@ -351,6 +363,14 @@ def save_traceback(error: EnvironmentFault, directory: Path) -> EnvironmentFault
     path = directory / TRACEBACK
     files.write(path, text.encode())
     return EnvironmentFault(f"{error} (traceback: {path})")
+
+
+def with_remedy(fault: EnvironmentFault, directory: Path, job: Job) -> EnvironmentFault:
+    """Return a fault of the environment that says that the run was saved, and how to continue it."""
+    own = f" --env {job.config.task}" if ":" in job.config.task else ""
+    said = EnvironmentFault(f"{fault}; saved: `gpi resume {directory}{own}` continues once it is fixed")
+    said.__cause__ = fault.__cause__
+    return said
 
 
 def every_seed_frozen(directory: Path, job: Job, tables: RunTables) -> DivergedError | EnvironmentFault:

@@ -96,11 +96,15 @@ class Trainer:
         if self.job.config.reset_each_batch:
             self.collector.reset()
 
-    def warm_up(self) -> None:
-        """Start the normalisers with B batches of n, or one of B n on-policy; these are not counted as steps."""
+    def warm_up(self) -> list[Rollout]:
+        """Start the normalisers with B batches of n, or one of B n on-policy, and return them; they count no steps."""
+        batches = []
         for _ in range(self.job.warm_up_batches):
-            self.learner.observe(self.collect())
+            raw = self.collect()
+            self.learner.observe(raw)
             self._prepare()
+            batches.append(jax.tree.map(np.asarray, raw))
+        return batches
 
     def iterations(self, steps: int) -> Iterator[Iteration]:
         """Collect and learn, from the current state, until every agent has taken `steps` steps."""
