@@ -22,7 +22,7 @@ from gpi.training.job import resolve
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"steps": "many"}, "steps = 'many' must be a whole number"), ({"steps": 5.5}, "steps = '5.5' must be a whole number"),
+    ({"steps": "many"}, "steps = 'many' must be a whole number"), ({"steps": 5.5}, "steps = '5.5' must be a whole"),
     ({"hidden": "64"}, "hidden = '64' must be"), ({"reset_each_batch": 1}, "reset_each_batch = '1' must be"),
     ({"kappa": None}, "kappa = 'None' must be a number"), ({"seeds": True}, "seeds = 'True' must be a whole number"),
 ])  # fmt: skip
