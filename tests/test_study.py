@@ -10,6 +10,7 @@ from gpi.envs import dmc
 from gpi.errors import GpiError, UsageError
 from gpi.study.definition import TASK_GROUPS, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
+from gpi.study.sparsity import measured, sparsity
 
 GOOD = 'tasks = ["cheetah-run"]\nsteps = 2_000\n[[grid]]\nalgorithm = "ppo"\n'
 
@@ -128,3 +129,17 @@ def test_estimates_grow_with_what_costs():
     assert core_seconds(heavy) > 2 * core_seconds(light) and disk_bytes(heavy) > disk_bytes(light) > 10**6
     assert core_seconds(jobs["pendulum-swingup/geppo-kappa1/seeds-0-4"]) > core_seconds(light)
     assert hours(load_study("paper"), 2) == pytest.approx(8 * hours(load_study("paper"), 16))
+
+
+def test_sparsity_is_the_share_of_samples_without_reward():
+    share = sparsity("reacher-hard", 2_000)
+    assert 0.9 < share <= 1.0 and share == sparsity("reacher-hard", 2_000)
+    assert sparsity("cartpole-balance", 2_000) == 0.0, "a reward in every step"
+    known = measured()
+    assert set(known) == set(dmc.TASKS) and all(0.0 <= share <= 1.0 for share in known.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["cheetah-run", "finger-turn_hard"])
+def test_the_sparsity_in_the_package_can_be_repeated(task: str):
+    assert sparsity(task) == measured()[task]
