@@ -134,7 +134,7 @@ def test_estimates_grow_with_what_costs():
 def test_sparsity_is_the_share_of_samples_without_reward():
     share = sparsity("reacher-hard", 2_000)
     assert 0.9 < share <= 1.0 and share == sparsity("reacher-hard", 2_000)
-    assert sparsity("cartpole-balance", 2_000) == 0.0, "a reward in every step"
+    assert sparsity("walker-stand", 2_000) < 0.05 < share, "a reward in nearly every step"
     known = measured()
     assert set(known) == set(dmc.TASKS) and all(0.0 <= share <= 1.0 for share in known.values())
 
