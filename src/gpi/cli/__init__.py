@@ -16,6 +16,7 @@ from gpi.cli.output import complain, silence
 from gpi.cli.parsing import Parser
 from gpi.cli.policies import add_eval, add_export, add_record
 from gpi.cli.reports import add_audit, add_mixture, add_plot
+from gpi.cli.study import add_study
 from gpi.cli.train import add_resume, add_train
 from gpi.errors import EnvironmentFault, GpiError, unexpected
 from gpi.training.signals import starting
@@ -88,6 +89,7 @@ def parser() -> Parser:
     add_audit(verbs)
     add_mixture(verbs)
     add_tasks(verbs)
+    add_study(verbs)
     add_doctor(verbs)
     add_help(top, verbs)
     teach(top, verbs)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": ("train", "resume", "tasks", "check"),
+    "study": ("study",),
     "look": ("plot", "audit", "eval", "record"),
     "use": ("export",),
     "theory": ("mixture",),
@@ -43,6 +44,7 @@ EXAMPLES = {
     "record": ("gpi record runs/spin --out spin.mp4",),
     "export": ("gpi export runs/spin --out policy", "gpi export runs/spin --format onnx --out policy.onnx"),
     "mixture": ("gpi mixture --B 2 --kappa 0.5", "gpi mixture --plot mixture.png"),
+    "study": ("gpi study show quick", "gpi study show paper --json"),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
 }

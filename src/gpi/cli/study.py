@@ -1,0 +1,86 @@
+"""The commands about studies."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gpi.errors import UsageError
+from gpi.machine import cores
+from gpi.study.definition import Job, Study, builtin_names, load_study
+from gpi.study.estimate import core_seconds, disk_bytes, hours
+
+if TYPE_CHECKING:
+    from gpi.cli.parsing import Verbs
+
+STUDY = "a .toml file, or one that is built in"
+OWN = "a name for an environment of yours, to use in the file's tasks; may be repeated"
+
+
+def add_study(verbs: Verbs) -> None:
+    """Add `gpi study`, whose first word says what to do with a study."""
+    verb = verbs.add_parser(
+        "study", help="many runs: tasks by settings by seeds, from one file",
+        description="A study is a TOML file with tasks, grids of settings, seeds and steps; each job of it is one run "
+        f"of `gpi train`. Built in: {', '.join(builtin_names())}. `show` prints the jobs and about how long they take.",
+    )  # fmt: skip
+    verb.add_argument("action", choices=("show",), metavar="show", help="print the jobs of a study, and run nothing")
+    verb.add_argument("study", metavar="STUDY", help=STUDY)
+    verb.add_argument("--env", action="append", default=[], metavar="NAME=MODULE:ID", help=OWN)
+    verb.add_argument("--json", action="store_true", help="print one JSON object, with a list of jobs")
+    verb.set_defaults(run=run_study)
+
+
+def run_study(parsed: argparse.Namespace) -> int:
+    """Print a study."""
+    study = load_study(parsed.study, named(parsed.env))
+    print(as_json(study) if parsed.json else as_text(study))
+    return 0
+
+
+def named(words: list[str]) -> dict[str, str]:
+    """Read names of the user's own environments, each as name=module:id."""
+    found = {}
+    for word in words:
+        name, equals, env = word.partition("=")
+        if not (name and equals and ":" in env):
+            raise UsageError(f"--env {word} must be NAME=MODULE:ID; use --env mine=my_module:MyEnv-v0")
+        found[name] = env
+    return found
+
+
+def as_json(study: Study) -> str:
+    """Return a study with every job as one JSON object."""
+
+    def one(job: Job) -> dict[str, object]:
+        return {
+            "name": job.name, "task": job.task, "arm": job.arm, "seed": job.config.seed, "seeds": job.config.seeds,
+            "steps": job.config.steps, "core_seconds": round(core_seconds(job)), "bytes": disk_bytes(job),
+        }  # fmt: skip
+
+    return json.dumps({
+        "name": study.name, "jobs": [one(job) for job in study.jobs], "steps": study.steps,
+        "bytes": sum(map(disk_bytes, study.jobs)), "hours": round(hours(study, cores()), 2), "cores": cores(),
+    })  # fmt: skip
+
+
+def as_text(study: Study) -> str:
+    """Return a study as lines for people: its tasks, its arms, and what it costs."""
+    tasks, arms = Counter(job.task for job in study.jobs), Counter(job.arm for job in study.jobs)
+    width = max(map(len, arms))
+    lines = [f"{study.name}: {len(study.jobs)} jobs, {len(tasks)} tasks by {len(arms)} arms", ""]
+    for arm in arms:
+        jobs = [job for job in study.jobs if job.arm == arm]
+        seeds = sum(job.config.seeds for job in jobs)
+        spent = sum(map(core_seconds, jobs)) / 3600
+        lines.append(f"  {arm:<{width}}  {len(jobs):>4} jobs  {seeds:>5} seeds  {spent:>7.1f} core hours")
+    lines += ["", f"tasks: {', '.join(tasks)}", ""]
+    disk = sum(map(disk_bytes, study.jobs)) / 1e9
+    lines += [
+        f"steps in all   {study.steps:,}",
+        f"disk           about {disk:,.1f} GB",
+        f"time           about {hours(study, cores()):,.1f} hours on the {cores()} cores here, without a GPU",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Studies: the same tasks with several settings and seeds, as many runs of `gpi train`."""

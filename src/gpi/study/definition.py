@@ -1,0 +1,205 @@
+"""A study as its file says it: tasks, grids of settings, seeds and steps; and the jobs that follow from it.
+
+Lists multiply within a `[[grid]]`, grids add up. A file names no code: the 28 tasks and registered Gymnasium ids, and
+names that the user has given to environments of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpi.config import Config, checked_type, nearest
+from gpi.config_file import Document, Settings, meant, read_toml
+from gpi.core.plan import ALGORITHMS
+from gpi.envs import dmc
+from gpi.errors import UsageError
+from gpi.files import shown
+from gpi.training.job import resolve
+
+BUILTIN = Path(__file__).parent / "builtin"
+HEAVY = ("humanoid", "manipulator", "swimmer-swimmer15")  # half of a study's time
+TASK_GROUPS = {
+    "dmc28": tuple(dmc.TASKS),
+    "dmc23": tuple(name for name in dmc.TASKS if not name.startswith(HEAVY)),
+}
+KEYS = {"name": str, "tasks": list, "seeds": int, "seed": int, "steps": int, "settings": dict, "grid": list}
+OF_STUDY = ("task", "seeds", "seed", "steps")  # settings that a grid may not have
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Arm(NamedTuple):
+    """One choice of settings, by a name that says what is special about it."""
+
+    name: str
+    settings: dict[str, Any]
+    grid: int
+    """The place of its grid in the file."""
+
+
+class Job(NamedTuple):
+    """One run of a study: an arm on a task, with a block of seeds."""
+
+    task: str
+    """The task by the name it has in the study."""
+    arm: str
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Where the run is, below the study's directory: cheetah-run/geppo-kappa1/seeds-0-4."""
+        last = self.config.seed + self.config.seeds - 1
+        return f"{self.task}/{self.arm}/seeds-{self.config.seed}-{last}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: every job of it, in the order of its file."""
+
+    name: str
+    jobs: tuple[Job, ...]
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of all jobs and seeds."""
+        return sum(job.config.seeds * job.config.steps for job in self.jobs)
+
+
+def load_study(source: str | Path, environments: Mapping[str, str] | None = None) -> Study:
+    """Read a study: one that is built in, by name, or a file; raise in one line with its place at the first mistake.
+
+    `environments` gives names to environments of the user's own, as module:id.
+    """
+    path = BUILTIN / f"{source}.toml" if str(source) in builtin_names() else Path(source)
+    if path.suffix.lower() != ".toml":
+        known = ", ".join(builtin_names())
+        near = meant(str(source), nearest(str(source), builtin_names()))
+        raise UsageError(f"study {shown(str(source))} must be one of {known}, or a file that ends in .toml{near}")
+    return read_study(read_toml(path), environments or {})
+
+
+def builtin_names() -> list[str]:
+    """Return the names of the studies that are built in."""
+    return sorted(path.stem for path in BUILTIN.glob("*.toml"))
+
+
+def read_study(document: Document, environments: Mapping[str, str]) -> Study:
+    """Return the study that a file describes."""
+    data = document.data
+    for key in data:
+        if key not in KEYS:
+            raise UsageError(f"{document.where(key)}: unknown key {shown(key)}{meant(key, nearest(key, KEYS))}")
+    name = data.get("name", Path(document.name).stem)
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        raise UsageError(f"{document.where('name')}: name = {shown(name)} must be letters, digits, dots and dashes")
+    common = {key: setting(document, (key,), key, data[key]) for key in ("seeds", "seed", "steps") if key in data}
+    arms = list(arms_of(document))
+    jobs = [
+        Job(task, arm.name, checked_job(document, environments.get(task, task), common, arm))
+        for task in tasks_of(document, environments) for arm in arms
+    ]  # fmt: skip
+    return Study(name, tuple(jobs))
+
+
+def tasks_of(document: Document, environments: Mapping[str, str]) -> list[str]:
+    """Return the tasks of a study by the names it uses, groups resolved, none of them twice."""
+    named = document.data.get("tasks")
+    listed = [named] if isinstance(named, str) else named
+    if not (isinstance(listed, list) and listed and all(isinstance(name, str) for name in listed)):
+        raise UsageError(f'{document.where("tasks")}: tasks must be a list of names or a group; add tasks = "dmc28"')
+    found: dict[str, None] = {}
+    for place, name in enumerate(listed):
+        if ":" in name:
+            rule = "is your own code and is never imported because a file says so"
+            remedy = f'give it a name: --env mine={name}, and tasks = ["mine"]'
+            raise UsageError(f"{document.where('tasks', place)}: {shown(name)} {rule}; {remedy}")
+        for task in TASK_GROUPS.get(name, (dmc.short_name(name),)):
+            if task not in environments and not NAME.fullmatch(task):
+                raise UsageError(
+                    f"{document.where('tasks', place)}: task {shown(name)} has no name that a path can have"
+                )
+            found[task] = None
+    return list(found)
+
+
+def arms_of(document: Document) -> Iterator[Arm]:
+    """Yield the arms of every grid: each combination of its values."""
+    grids = document.data.get("grid")
+    if not (isinstance(grids, list) and grids and all(isinstance(grid, dict) for grid in grids)):
+        raise UsageError(f'{document.where("grid")}: no [[grid]]; add one with algorithm = ["ppo", "geppo"]')
+    shared = {
+        name: setting(document, ("settings", name), name, value)
+        for name, value in document.data.get("settings", {}).items()
+    }
+    seen: dict[str, int] = {}
+    for place, grid in enumerate(grids):
+        for chosen in combinations(document, place, grid):
+            arm = Arm(arm_name(chosen), shared | chosen, place)
+            if seen.get(arm.name) == place:  # an on-policy algorithm in a grid with several kappas
+                continue
+            if arm.name in seen:
+                raise UsageError(f"{document.where('grid', place)}: {arm.name} is in the study already; remove one")
+            seen[arm.name] = place
+            yield arm
+
+
+def combinations(document: Document, place: int, grid: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    """Yield every choice of one value per setting of a grid."""
+    kinds = typing.get_type_hints(Config)
+    values = {}
+    for name, value in grid.items():
+        several = isinstance(value, list) and (
+            kinds.get(name) != tuple[int, ...] or any(isinstance(x, list) for x in value)
+        )
+        listed = value if several and isinstance(value, list) else [value]
+        values[name] = [setting(document, ("grid", place, name), name, one) for one in listed]
+    for choice in itertools.product(*values.values()):
+        yield dict(zip(values, choice, strict=True))
+
+
+def setting(document: Document, key: tuple[str | int, ...], name: str, value: object) -> Any:
+    """Return one setting converted to its type; raise UsageError with its place for an unknown name or a wrong type."""
+    kinds = typing.get_type_hints(Config)
+    if name in OF_STUDY and len(key) > 1:
+        raise UsageError(f"{document.where(*key)}: {name} is the same for the whole study; move it to the top")
+    if name not in kinds:
+        raise UsageError(f"{document.where(*key)}: unknown setting {shown(name)}{meant(name, nearest(name, kinds))}")
+    try:
+        return checked_type(name, value, kinds[name])
+    except UsageError as error:
+        raise UsageError(f"{document.where(*key)}: {error}") from error
+
+
+def arm_name(chosen: Mapping[str, Any]) -> str:
+    """Return the name of an arm: its algorithm, and every other setting that its grid names."""
+    algorithm = chosen.get("algorithm", "geppo")
+    reuses = algorithm in ALGORITHMS and ALGORITHMS[algorithm].plan != "on_policy"
+    parts = [
+        f"{name}{plain(value)}" for name, value in chosen.items() if name != "algorithm" and (reuses or name != "kappa")
+    ]
+    return "-".join([str(algorithm), *parts])
+
+
+def plain(value: object) -> str:
+    """Return a value as part of a name."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text)
+
+
+def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: Arm) -> Config:
+    """Return the settings of a job, all decided; raise UsageError with the line of one that breaks its rule."""
+    tables = [Settings(document, ("grid", arm.grid), arm.settings), Settings(document, (), dict(common))]
+    with tables[1].blamed(arm.settings), tables[0].blamed({}):
+        try:
+            return resolve(Config(task=task, **common, **arm.settings)).config
+        except UsageError as error:
+            if str(error).startswith("unknown task"):
+                raise UsageError(f"{document.where('tasks')}: {error}") from error
+            raise

@@ -1,0 +1,191 @@
+"""Results of runs, small enough to keep and to send: curves, final performance, sums of the audit, versions.
+
+A pack is one safetensors file of many results. It is read like a policy, without trust: names inside it are never
+paths, and a file whose bytes are not exactly what its own content encodes to is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpi import files
+from gpi.config import Config, config_of
+from gpi.core.plan import ALGORITHMS
+from gpi.envs.seeds import MAX_SEED
+from gpi.errors import FileError, UsageError
+from gpi.report.audit import summarise
+from gpi.rundir.resume import FREE
+from gpi.rundir.run import Run, final_performance, open_run
+from gpi.standalone import Facts
+
+FORMAT = "gpi-study-1"
+SIZE_LIMIT = 1 << 28
+BIN = 10_000  # steps of a point of a curve
+BINS_LIMIT = 100_000
+NOT_OF_ARM = ("task", "seed", "seeds", "threads", "backend", *FREE)  # settings that make no other arm
+COUNT, MEAN, SQUARE = range(3)  # the parts of a curve's point: episodes, their mean, the mean of their squares
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one run: of some seeds, with one choice of settings, on one task."""
+
+    config: Config
+    steps: tuple[int, ...]
+    """Steps that each seed has taken."""
+    curve: np.ndarray
+    """`[seeds, bins, 3]`: of the episodes that ended in each 10,000 steps their number, mean return and mean square."""
+    final: np.ndarray
+    """`[seeds]`, final performance: mean return over the last 204,800 steps; NaN without an episode there."""
+    audit: Facts
+    versions: Facts
+    devices: tuple[str, ...]
+    complete: bool
+
+    @property
+    def seeds(self) -> range:
+        """The seeds."""
+        return range(self.config.seed, self.config.seed + self.config.seeds)
+
+    @property
+    def key(self) -> str:
+        """What makes results comparable seed by seed: the task, and every setting that makes an arm."""
+        settings = {name: x for name, x in dataclasses.asdict(self.config).items() if name not in NOT_OF_ARM}
+        if ALGORITHMS[self.config.algorithm].plan == "on_policy":
+            del settings["kappa"]
+        return json.dumps([self.config.short_task, settings], sort_keys=True)
+
+
+def read_result(directory: str | Path) -> Result:
+    """Return the result of a run directory, or of one that was cut down to its config, tables and audit."""
+    run = open_run(directory)
+    about = files.parse_json(files.read(run.dir, "config.json", files.JSON_LIMIT), "config.json")
+    done = (
+        files.parse_json(files.read(run.dir, "DONE", files.JSON_LIMIT), "DONE") if (run.dir / "DONE").exists() else {}
+    )
+    config = config_of({name: x for name, x in run.config.items() if name in Config.__dataclass_fields__})
+    taken = tuple(done.get("steps") or run.steps.values())  # a table that was cut down may lack the last iteration
+    episodes = [run.episodes(seed) for seed in run.seeds]
+    bins = -(-max(*taken, 1) // BIN)
+    return Result(
+        config, taken, np.stack([curve_of(*one, bins) for one in episodes]),
+        np.array([final_performance(*one) for one in episodes]), audit_of(run), about.get("versions", {}),
+        tuple(map(str, about.get("devices", []))), done.get("complete") is True,
+    )  # fmt: skip
+
+
+def curve_of(steps: np.ndarray, returns: np.ndarray, bins: int) -> np.ndarray:
+    """Return one seed's learning curve in bins of 10,000 steps, `[bins, 3]`; mean and square are 0 in an empty bin."""
+    place = np.clip((steps - 1) // BIN, 0, bins - 1).astype(np.int64)
+    count = np.bincount(place, minlength=bins).astype(np.float64)
+    sums = [np.bincount(place, weights=x, minlength=bins) for x in (returns, returns**2)]
+    return np.stack([count, *(x / np.maximum(count, 1.0) for x in sums)], axis=-1).astype(np.float32)
+
+
+def audit_of(run: Run) -> Facts:
+    """Return the sums of a run's audit; a run that was cut down has them in audit.json."""
+    if (run.dir / "audit.json").exists():
+        return files.parse_json(files.read(run.dir, "audit.json", files.JSON_LIMIT), "audit.json")
+    return summarise(run).as_json()
+
+
+# --- packs --------------------------------------------------------------------------------------------------------
+
+
+def encode_pack(results: Sequence[Result]) -> bytes:
+    """Return results as the bytes of a pack: the same results give the same bytes."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, result in enumerate(results):
+        about = {
+            "config": dataclasses.asdict(result.config), "steps": list(result.steps), "audit": result.audit,
+            "versions": result.versions, "devices": list(result.devices), "complete": result.complete,
+        }  # fmt: skip
+        text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        arrays[f"{number}/about"] = np.frombuffer(text, np.uint8)
+        arrays[f"{number}/curve"] = result.curve.astype(np.float32)
+        arrays[f"{number}/final"] = result.final.astype(np.float64)
+    return files.seal({"format": FORMAT}, lambda content: files.encode(arrays, {"gpi": json.dumps(content)}))
+
+
+def parse_pack(data: bytes) -> list[Result]:
+    """Return the results in the bytes of a pack, all of them checked; raise FileError otherwise."""
+    arrays, metadata = files.decode(data)
+    found = files.parse_json(metadata.get("gpi", "{}").encode(), "the description")
+    if found.get("format") != FORMAT:
+        raise FileError(f"not a pack of this version (expected {FORMAT}, found {files.shown(found.get('format'))})")
+    if len(arrays) % 3 or list(arrays) != [
+        f"{number}/{part}" for number in range(len(arrays) // 3) for part in ("about", "curve", "final")
+    ]:
+        raise FileError(f"other arrays than a pack's (found {files.shown(list(arrays)[:4])})")
+    results = [result_in(arrays, number) for number in range(len(arrays) // 3)]
+    if encode_pack(results) != data:
+        raise FileError("damaged (expected the hash of its own content, found another)")
+    return results
+
+
+def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
+    """Return one result of a pack; raise FileError unless its parts fit together."""
+    about, curve, final = (arrays[f"{number}/{part}"] for part in ("about", "curve", "final"))
+    if about.dtype != np.uint8 or about.ndim != 1:
+        raise FileError(f"result {number}: its description is no text")
+    facts = files.parse_json(about.tobytes(), f"result {number}")
+    try:
+        config, steps = config_of(facts["config"]), facts["steps"]
+        texts = (*facts["devices"], *facts["versions"].values())
+        if config.algorithm not in ALGORITHMS or not 1 <= config.seeds <= MAX_SEED or not 0 <= config.seed <= MAX_SEED:
+            raise FileError(f"{config.algorithm!r} with {config.seeds} seeds is no run")
+        if not all(type(count) is int and 0 <= count < 2**53 for count in steps) or not all(
+            isinstance(text, str) for text in texts
+        ):
+            raise FileError("steps, versions or devices are not plain")
+        expected = {"steps": (config.seeds,), "curve": (config.seeds, *curve.shape[1:2], 3), "final": (config.seeds,)}
+        shapes = {"steps": (len(steps),), "curve": curve.shape, "final": final.shape}
+        fine = curve.dtype == np.float32 and final.dtype == np.float64 and curve.shape[1:2] <= (BINS_LIMIT,)
+        if shapes != expected or not fine or not np.isfinite(curve).all() or np.isinf(final).any():
+            raise FileError(f"its arrays do not fit (expected {expected}, found {shapes})")
+        return Result(
+            config, tuple(steps), curve, final, dict(facts["audit"]), facts["versions"], tuple(facts["devices"]),
+            facts["complete"] is True,
+        )  # fmt: skip
+    except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"result {number} cannot be used: {type(error).__name__} {error}") from error
+
+
+def write_pack(path: Path, results: Sequence[Result]) -> None:
+    """Write results as a pack; the file appears when it is complete."""
+    files.write(path, encode_pack(results))
+
+
+def read_pack(path: Path) -> list[Result]:
+    """Read a pack; raise FileError, and return nothing of it, if any part of it is not as it must be."""
+    try:
+        return parse_pack(files.read(path.parent, path.name, SIZE_LIMIT))
+    except FileError as error:
+        raise FileError(f"pack {path}: {error}") from error
+
+
+def merged(*several: Iterable[Result]) -> list[Result]:
+    """Return results of several places as one list, each once; two different ones of one seed are refused."""
+    kept: list[Result] = []
+    owners: dict[tuple[str, int], Result] = {}
+    simulators: dict[str, str] = {}
+    for result in (result for results in several for result in results):
+        task, version = result.config.short_task, str(result.versions.get("envpool"))
+        if simulators.setdefault(task, version) != version:
+            found = f"{simulators[task]} and {version}"
+            raise UsageError(f"{task} has results of EnvPool {found}, which cannot be compared; leave one out")
+        known = [owners.get((result.key, seed)) for seed in result.seeds]
+        if any(one is not None for one in known):
+            if all(one is not None and encode_pack([one]) == encode_pack([result]) for one in known):
+                continue  # the same result once more
+            name = f"{task}, {result.config.algorithm}, seeds {result.seeds[0]} to {result.seeds[-1]}"
+            raise UsageError(f"two different results of {name}; leave one out")
+        owners |= {(result.key, seed): result for seed in result.seeds}
+        kept.append(result)
+    return kept

@@ -1,0 +1,145 @@
+"""Studies: the jobs that follow from a file, and every mistake in one line with its place."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpi import cli
+from gpi.envs import dmc
+from gpi.errors import GpiError, UsageError
+from gpi.study.definition import TASK_GROUPS, Study, builtin_names, load_study
+from gpi.study.estimate import core_seconds, disk_bytes, hours
+from gpi.study.sparsity import measured, sparsity
+
+GOOD = 'tasks = ["cheetah-run"]\nsteps = 2_000\n[[grid]]\nalgorithm = "ppo"\n'
+
+
+def study_of(tmp_path: Path, text: str, **environments: str) -> Study:
+    (tmp_path / "mine.toml").write_text(text)
+    return load_study(tmp_path / "mine.toml", environments)
+
+
+def test_the_papers_study_has_its_336_jobs():
+    study = load_study("paper")
+    assert len(study.jobs) == 336 == len({job.name for job in study.jobs}) and study.steps == 1_680_000_000
+    arms = {job.arm: job.config for job in study.jobs}
+    assert set(arms) == {"ppo", "trpo", "vmpo"} | {
+        f"{name}-kappa{kappa}" for name in ("geppo", "getrpo", "gevmpo") for kappa in ("0", "0.5", "1")
+    }
+    assert arms["gevmpo-kappa0.5"].kappa == 0.5 and arms["gevmpo-kappa0.5"].algorithm == "gevmpo"
+    assert {job.task for job in study.jobs} == set(dmc.TASKS)
+    assert study.jobs[0].name == "acrobot-swingup/ppo/seeds-0-4"
+
+
+def test_the_other_studies_that_are_built_in():
+    assert builtin_names() == ["controls", "paper", "quick", "reuse"]
+    assert len(TASK_GROUPS["dmc23"]) == 23 and not any("humanoid" in task for task in TASK_GROUPS["dmc23"])
+    controls = {job.arm: job.config for job in load_study("controls").jobs}
+    assert set(controls) == {"ppo-epochs20", "ppo-B1-eps0.1", "trpo-B1-eps0.1", "vmpo-B1-eps0.1"}
+    assert controls["ppo-epochs20"].epochs == 20 and (controls["trpo-B1-eps0.1"].B, controls["trpo-B1-eps0.1"].eps) == (
+        1,
+        0.1,
+    )
+    reuse = load_study("reuse").jobs
+    assert len(reuse) == 30 and {job.config.B for job in reuse} == {1, 2, 4, 8, 16}
+    assert {(job.config.n, job.config.kappa, job.config.seeds, job.config.steps) for job in reuse} == {
+        (1000, 1.0, 10, 500_000)
+    }
+    assert len(load_study("quick").jobs) == 12
+
+
+def test_lists_multiply_and_grids_add_up(tmp_path: Path):
+    study = study_of(tmp_path, """
+tasks = ["cheetah-run", "dmc/walker-walk"]
+seeds = 3
+seed = 5
+[settings]
+lr = 1e-3
+[[grid]]
+algorithm = ["ppo", "geppo"]
+hidden = [[32], [64, 64]]
+[[grid]]
+algorithm = "trpo"
+hidden = [16, 16]
+""")  # fmt: skip
+    names = [job.name for job in study.jobs if job.task == "walker-walk"]
+    assert names == [
+        f"walker-walk/{arm}/seeds-5-7"
+        for arm in ("ppo-hidden32", "ppo-hidden64x64", "geppo-hidden32", "geppo-hidden64x64", "trpo-hidden16x16")
+    ]
+    assert all(job.config.lr == 1e-3 and job.config.seeds == 3 for job in study.jobs)
+    assert [job.arm for job in study_of(tmp_path, GOOD.replace('"ppo"', '["ppo", "geppo"]\nkappa = [0, 1]')).jobs] == [
+        "ppo", "geppo-kappa0", "geppo-kappa1",
+    ]  # fmt: skip
+    assert study.name == "mine" and study.jobs[-1].config.hidden == (16, 16)
+
+
+def test_own_environments_are_named_on_the_command_line_only(tmp_path: Path):
+    text = GOOD.replace("cheetah-run", "mine")
+    study = study_of(tmp_path, text, mine="my_module:MyEnv-v0")
+    assert study.jobs[0].name == "mine/ppo/seeds-0-4" and study.jobs[0].config.task == "my_module:MyEnv-v0"
+    with pytest.raises(UsageError, match=r"mine\.toml:1: unknown task 'mine'"):
+        study_of(tmp_path, text)
+    with pytest.raises(UsageError, match=r"mine\.toml:1: 'os:system' is your own code .* --env mine=os:system"):
+        study_of(tmp_path, GOOD.replace("cheetah-run", "os:system"))
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    (GOOD.replace("steps", "stepps"), ":2: unknown key 'stepps'; the nearest is steps"),
+    (GOOD.replace("2_000", "0"), ":2: steps = 0 must be at least 1; use 1 or more"),
+    (GOOD.replace('"ppo"', '"gepo"'), ":4: unknown algorithm 'gepo'"),
+    (GOOD + "kapa = 1\n", ":5: unknown setting 'kapa'; the nearest is kappa"),
+    (GOOD.replace("ppo", "geppo") + "kappa = [0, 2]\n", ":5: kappa = 2.0 must be in [0, 1]"),
+    (GOOD + 'lr = "fast"\n', ":5: lr = 'fast'"),
+    (GOOD + "seeds = 2\n", ":5: seeds is the same for the whole study; move it to the top"),
+    (GOOD + '[[grid]]\nalgorithm = "ppo"\n', ":5: ppo is in the study already; remove one"),
+    (GOOD.replace('["cheetah-run"]', "[]"), ":1: tasks must be a list of names or a group"),
+    ('tasks = "dmc28"\n', ": no [[grid]]; add one"),
+    ('name = "../evil"\n' + GOOD, ":1: name = '../evil' must be letters, digits, dots and dashes"),
+    ('tasks = ["../evil"]\n[[grid]]\nalgorithm = "ppo"\n', ":1: task '../evil' has no name that a path can have"),
+    ("tasks = [\n", ":1: not TOML"),
+])  # fmt: skip
+def test_a_mistake_is_one_line_with_its_place(text: str, line: str, tmp_path: Path):
+    with pytest.raises(GpiError) as error:
+        study_of(tmp_path, text)
+    assert f"mine.toml{line}" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_unknown_study_names_the_nearest():
+    with pytest.raises(UsageError, match=r"study 'papr' must be one of .*; the nearest is paper"):
+        load_study("papr")
+
+
+def test_show_prints_jobs_and_costs(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["study", "show", "quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "quick: 12 jobs, 2 tasks by 6 arms" in printed and "1,800,000" in printed and "hours" in printed
+    assert cli.main(["study", "show", "quick", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed["jobs"]) == 12 and listed["jobs"][0]["name"] == "cartpole-swingup/ppo/seeds-0-2"
+    assert listed["steps"] == sum(job["seeds"] * job["steps"] for job in listed["jobs"])
+    assert cli.main(["study", "show", "quick", "--env", "mine"]) == 2
+    assert "must be NAME=MODULE:ID" in capsys.readouterr().err
+
+
+def test_estimates_grow_with_what_costs():
+    jobs = {job.name: job for job in load_study("paper").jobs}
+    light, heavy = jobs["pendulum-swingup/ppo/seeds-0-4"], jobs["humanoid-run/ppo/seeds-0-4"]
+    assert core_seconds(heavy) > 2 * core_seconds(light) and disk_bytes(heavy) > disk_bytes(light) > 10**6
+    assert core_seconds(jobs["pendulum-swingup/geppo-kappa1/seeds-0-4"]) > core_seconds(light)
+    assert hours(load_study("paper"), 2) == pytest.approx(8 * hours(load_study("paper"), 16))
+
+
+def test_sparsity_is_the_share_of_samples_without_reward():
+    share = sparsity("reacher-hard", 2_000)
+    assert 0.9 < share <= 1.0 and share == sparsity("reacher-hard", 2_000)
+    assert sparsity("walker-stand", 2_000) < 0.05 < share, "a reward in nearly every step"
+    known = measured()
+    assert set(known) == set(dmc.TASKS) and all(0.0 <= share <= 1.0 for share in known.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["cheetah-run", "finger-turn_hard"])
+def test_the_sparsity_in_the_package_can_be_repeated(task: str):
+    assert sparsity(task) == measured()[task]

@@ -1,0 +1,139 @@
+"""Results and packs: what a run says in few numbers, read with the suspicion that policies are read with."""
+
+import dataclasses
+import json
+import tarfile
+from pathlib import Path
+
+import hostile
+import numpy as np
+import pytest
+from own_runs import TINY
+
+import gpi
+from gpi.errors import FileError, UsageError
+from gpi.rundir.run import final_performance
+from gpi.study import results
+from gpi.study.results import BIN, Result, curve_of, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
+
+PACKED = Path(__file__).parents[1] / "benchmarks" / "study"
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of the study as they were cut down and kept."""
+    out = tmp_path_factory.mktemp("cut")
+    with tarfile.open(PACKED / "kappa1-17-tasks.tar.xz") as tar:
+        wanted = ("pendulum-swingup/ppo/", "pendulum-swingup/geppo-kappa1/")
+        tar.extractall(out, [one for one in tar.getmembers() if one.name.startswith(wanted)], filter="data")
+    return [out / "pendulum-swingup" / arm for arm in ("ppo", "geppo-kappa1")]
+
+
+def test_a_result_says_what_the_run_says(cut: list[Path]):
+    result, run = read_result(cut[1]), gpi.Run(cut[1])
+    assert result.config.algorithm == "geppo" and list(result.seeds) == [0, 1, 2, 3, 4] and result.complete
+    assert result.audit["updates"] == 4885 and result.versions["envpool"] == "1.2.5" and result.devices == ("cuda:0",)
+    for p, seed in enumerate(result.seeds):
+        steps, returns = run.episodes(seed)
+        assert result.final[p] == final_performance(steps, returns)
+        count, mean, square = result.curve[p].T
+        assert count.sum() == len(returns) and len(count) == 101
+        inside = returns[(steps > 7 * BIN) & (steps <= 8 * BIN)]
+        np.testing.assert_allclose(
+            (count[7], mean[7], square[7]), (len(inside), inside.mean(), (inside**2).mean()), rtol=1e-6
+        )
+
+
+def test_a_run_of_its_own_directory_is_read_too(walk: tuple[gpi.Run, object, object]):
+    result = read_result(walk[0].dir)
+    assert result.config.seeds == TINY["seeds"] and result.steps == tuple(walk[0].steps.values()) and result.complete
+    assert result.audit["updates"] == gpi.audit(walk[0]).updates
+
+
+def test_an_empty_bin_is_zero_and_a_last_episode_has_a_place():
+    curve = curve_of(np.array([1, BIN, BIN + 1, 3 * BIN]), np.array([1.0, 3.0, 5.0, 7.0]), 3)
+    np.testing.assert_array_equal(curve, [[2, 2, 5], [1, 5, 25], [1, 7, 49]])
+    assert not curve_of(np.array([]), np.array([]), 2).any()
+
+
+def test_a_pack_holds_results_bit_for_bit(cut: list[Path], tmp_path: Path):
+    several = [read_result(path) for path in cut]
+    write_pack(tmp_path / "p.safetensors", several)
+    again = read_pack(tmp_path / "p.safetensors")
+    assert encode_pack(again) == encode_pack(several) == (tmp_path / "p.safetensors").read_bytes()
+    for a, b in zip(several, again, strict=True):
+        assert a.config == b.config and a.steps == b.steps and a.audit == b.audit and a.key == b.key
+        np.testing.assert_array_equal(a.curve, b.curve)
+        np.testing.assert_array_equal(a.final, b.final)
+    whole = (tmp_path / "p.safetensors").stat().st_size / 2 * 336
+    assert whole < 10e6, "the paper's study is below 10 MB"
+
+
+def changed(result: Result, **fields: object) -> Result:
+    config = dataclasses.replace(result.config, **{k: v for k, v in fields.items() if k in result.config.__dict__})  # type: ignore[arg-type]
+    return dataclasses.replace(result, config=config, **{k: v for k, v in fields.items() if k not in config.__dict__})  # type: ignore[arg-type]
+
+
+def test_parts_of_a_study_become_one_and_contradictions_are_refused(cut: list[Path]):
+    ppo, geppo = (read_result(path) for path in cut)
+    assert merged([ppo], [geppo, ppo]) == [ppo, geppo]
+    later = changed(ppo, seed=5)
+    assert merged([ppo], [later]) == [ppo, later], "more seeds are another block"
+    with pytest.raises(UsageError, match="two different results of pendulum-swingup, ppo, seeds 0 to 4"):
+        merged([ppo], [changed(ppo, final=ppo.final + 1.0)])
+    with pytest.raises(UsageError, match="two different results"):
+        merged([ppo], [changed(ppo, seed=4, final=ppo.final + 1.0)])
+    with pytest.raises(UsageError, match=r"results of EnvPool 1\.2\.5 and 1\.3\.0"):
+        merged([ppo], [changed(geppo, versions=geppo.versions | {"envpool": "1.3.0"})])
+
+
+def test_settings_that_make_no_other_arm(cut: list[Path]):
+    ppo, geppo = (read_result(path) for path in cut)
+    assert changed(ppo, kappa=0.0).key == ppo.key and changed(geppo, kappa=0.0).key != geppo.key
+    assert changed(geppo, threads=7, seeds=3).key == geppo.key and changed(geppo, lr=1.0).key != geppo.key
+
+
+def test_a_damaged_or_hostile_pack_is_refused_as_a_whole(cut: list[Path], tmp_path: Path):
+    good, path = encode_pack([read_result(cut[0])]), tmp_path / "p.safetensors"
+    rng = np.random.default_rng(0)
+    bad = [good[:n] for n in (0, 7, 8, 100, len(good) - 1)] + [good + b"\0", b"PK\x03\x04" + good, good[::-1]]
+    for _ in range(200):
+        flipped = bytearray(good)
+        flipped[rng.integers(len(good))] ^= 1 << rng.integers(8)
+        bad.append(bytes(flipped))
+    for data in bad:
+        path.write_bytes(data)
+        with pytest.raises(FileError, match=r"^pack .*p\.safetensors: ") as error:
+            read_pack(path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("forge", [
+    {"config": {"task": "x", "seeds": 10**9}}, {"config": {"task": "x", "algorithm": "evil"}}, {"config": []},
+    {"steps": [1, 2]}, {"steps": [True] * 5}, {"steps": [-1] * 5}, {"devices": [1]}, {"versions": {"envpool": 3}},
+    {"audit": None}, {"versions": None},
+], ids=str)  # fmt: skip
+def test_a_forged_description_is_refused(forge: dict[str, object], cut: list[Path], monkeypatch: pytest.MonkeyPatch):
+    result = read_result(cut[0])
+    real = json.dumps
+
+    def dumps(value: object, **options: object) -> str:
+        return real(value | forge if isinstance(value, dict) and "audit" in value else value, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results.json, "dumps", dumps)
+        forged = encode_pack([result])
+    with pytest.raises(FileError):
+        parse_pack(forged)
+
+
+def test_hostile_headers_are_refused(tmp_path: Path):
+    path = tmp_path / "p.safetensors"
+    texts = {name: name * 3 for name in ("dtype", "shape", "data_offsets")}
+    bad = [data for attacks in hostile.bad_headers(texts).values() for _, data in attacks]
+    assert len(bad) > 50
+    for data in [*bad, *hostile.payloads(tmp_path).values(), b"hello"]:
+        path.write_bytes(data)
+        with pytest.raises(FileError, match=r"^pack ") as error:
+            read_pack(path)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 600
