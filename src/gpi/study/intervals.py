@@ -1,16 +1,18 @@
 """Confidence intervals over seeds, right for few of them: tasks are fixed, and seeds resampled within each task.
 
-The plain percentile bootstrap is too narrow for five seeds, for two reasons: resampling S seeds understates their variance
-by the factor (S-1)/S, and it takes the spread of five numbers for a known one. Both are corrected here. The interval is
+The plain percentile bootstrap is too narrow for five seeds, for two reasons: resampling S seeds understates their
+variance by the factor (S-1)/S, and it takes the spread of five numbers for a known one. Both are corrected here. The
+interval is
 
     estimate ± t · sqrt(Σ v S/(S-1) / Σ v) · (standard deviation of the resampled estimates)
 
-with v the part of that variance that comes from one task's seeds, and t Student's quantile for the degrees of freedom of
-Welch and Satterthwaite, (Σ v)² / Σ (v²/(S-1)). For the mean of one task this is Student's own interval.
+with v the part of that variance that comes from one task's seeds, and t Student's quantile for the degrees of freedom
+of Welch and Satterthwaite, (Σ v)² / Σ (v²/(S-1)). For the mean of one task this is Student's own interval.
 
-Shares (performance profiles, the probability of improvement) need one thing more: where all seeds of a task are on one side
-they seem to have no spread. Their standard error is taken to be at least 1/((S+1) T), by which one more run, on the other
-side, would move the share of T tasks; and there with S-1 degrees of freedom. `coverage.py` says how often all of this holds.
+Shares (performance profiles, the probability of improvement) need one thing more: where all seeds of a task are on
+one side they seem to have no spread. Their standard error is taken to be at least 1/((S+1) T), by which one more run,
+on the other side, would move the share of T tasks; and there with S-1 degrees of freedom. `coverage.py` says how
+often all of this holds.
 """
 
 from __future__ import annotations
@@ -108,9 +110,9 @@ def interval(
 ) -> Interval:
     """Return a statistic of seeds within tasks and its interval, as the head of this module defines it.
 
-    Each resample draws every task's seeds anew, with replacement, from that task's seeds. The same `seed` draws the same,
-    so that intervals can be repeated. `bounds` are the smallest and the largest value that the statistic can have, `least` is
-    the least standard error to believe (`least_of_shares`).
+    Each resample draws every task's seeds anew, with replacement, from that task's seeds. The same `seed` draws the
+    same, so that intervals can be repeated. `bounds` are the smallest and the largest value that the statistic can
+    have, `least` is the least standard error to believe (`least_of_shares`).
     """
     estimate = np.asarray(statistic(strata), np.float64)
     if min(len(x) for x in strata) < 2:

@@ -55,15 +55,17 @@ def window(bins: np.ndarray) -> Window:
 def course(curve: np.ndarray) -> Course:
     """Return what a seed learned and lost, from its curve `[bins, 3]`: episodes, mean return, mean square of returns.
 
-    Windows without two episodes are never the best. A run shorter than a window is one window. What is lost must have been
-    learned: the best window's mean return was above 100.
+    Windows without two episodes are never the best. A run shorter than a window is one window. What is lost must have
+    been learned: the best window's mean return was above 100.
     """
     curve = np.asarray(curve, np.float64)
     if curve.ndim != 2 or curve.shape[1] != 3 or not len(curve) or not np.isfinite(curve).all():
         raise UsageError(f"a curve has the shape {curve.shape}; give finite numbers [bins, 3]: episodes, mean, square")
     width = min(BEST_BINS, len(curve))
     windows = [window(curve[first : first + width]) for first in range(len(curve) - width + 1)]
-    best = max((one for one in windows if one.episodes > 1), key=lambda one: one.mean, default=Window(0, math.nan, math.inf))
+    best = max(
+        (one for one in windows if one.episodes > 1), key=lambda one: one.mean, default=Window(0, math.nan, math.inf)
+    )
     last = window(curve[-LAST_BINS:])
     learned = best.mean > LEARNED_RETURN
     certain = learned and best.mean - last.mean > ERRORS * math.hypot(best.error, last.error)
@@ -73,9 +75,10 @@ def course(curve: np.ndarray) -> Course:
 def learning_occurs(finals: np.ndarray, random_mean: float, random_deviation: float, random_episodes: int) -> bool:
     """Return whether the best arm's seeds did better on a task than the random policy: the opposite of *no learning*.
 
-    No learning: the arm's mean final performance is not above the random policy's mean return by more than the margin. The
-    margin is 10, or three standard errors of the difference that two sets of random episodes would show, if that is more:
-    deviation · sqrt(1 / random episodes + 1 / (204 · seeds)), as a seed's final performance is the mean of 204 episodes.
+    No learning: the arm's mean final performance is not above the random policy's mean return by more than the
+    margin. The margin is 10, or three standard errors of the difference that two sets of random episodes would show,
+    if that is more: deviation · sqrt(1 / random episodes + 1 / (204 · seeds)), as a seed's final performance is the
+    mean of 204 episodes.
     """
     finals = np.asarray(finals, np.float64)
     if not finals.size or not np.isfinite([*finals, random_mean, random_deviation]).all() or random_episodes < 1:

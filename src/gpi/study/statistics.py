@@ -1,15 +1,16 @@
 """The study's statistics, from final performance by task and seed, with NumPy alone.
 
-Aggregates over tasks with intervals (how the latter are made and how often they hold: `intervals.py`, `coverage.py`), the
-difference of two arms task by task, and what one seed's curve says about learning and losing. *Final performance* is a
-seed's mean training return over the last 204,800 steps. Seeds of two arms are not pairs, even where their numbers agree.
+Aggregates over tasks with intervals (how the latter are made and how often they hold: `intervals.py`, `coverage.py`),
+the difference of two arms task by task, and what one seed's curve says about learning and losing. *Final performance*
+is a seed's mean training return over the last 204,800 steps. Seeds of two arms are not pairs, even where their
+numbers agree.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -82,7 +83,8 @@ def improvement(strata: Strata) -> np.ndarray:
 
 
 AGGREGATES: dict[str, tuple[Statistic, tuple[float, float]]] = {
-    "mean": (mean, WHOLE), "median": (median, WHOLE), "iqm": (iqm, WHOLE), "optimality gap": (optimality_gap, (0.0, math.inf)),
+    "mean": (mean, WHOLE), "median": (median, WHOLE), "iqm": (iqm, WHOLE),
+    "optimality gap": (optimality_gap, (0.0, math.inf)),
 }  # fmt: skip
 """What is said of an arm over all tasks, and the bounds of each."""
 
@@ -108,7 +110,7 @@ def performance_profile(scores: Scores, taus: np.ndarray, level: float = LEVEL) 
 
 
 def probability_of_improvement(scores: Scores, others: Scores, level: float = LEVEL) -> Interval:
-    """Return how probable it is that a run of the first arm beats one of the second on the same task, with its interval."""
+    """Return how probable it is that a run of the first arm beats one of the second on a task, with its interval."""
     x, y = strata_of_two(scores, others)
     return interval(improvement, [*x, *y], level, bounds=(0.0, 1.0), least=least_of_shares([*x, *y], len(x)))
 
@@ -138,8 +140,8 @@ def difference(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> Difference
 def welch(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
     """Return the difference of two means and the ends of Welch's interval, which lets the arms differ in variance.
 
-    Its standard error is sqrt(a + b), with a and b the two sample variances over their numbers of seeds, and its degrees of
-    freedom are (a + b)² / (a²/(m-1) + b²/(n-1)).
+    Its standard error is sqrt(a + b), with a and b the two sample variances over their numbers of seeds, and its
+    degrees of freedom are (a + b)² / (a²/(m-1) + b²/(n-1)).
     """
     middle = float(x.mean() - y.mean())
     if min(len(x), len(y)) < 2:
@@ -165,8 +167,9 @@ def splits(size: int, others: int) -> np.ndarray | None:
 def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
     """Return the two-sided p-value of the permutation test: how rarely the arms' names alone give such a difference.
 
-    It is the share of all splits of the pooled runs into groups of these sizes whose means differ by as much in absolute
-    value, the observed split among them. With more than 200,000 splits, it is (1 + hits) / (1 + 100,000) of random ones.
+    It is the share of all splits of the pooled runs into groups of these sizes whose means differ by as much in
+    absolute value, the observed split among them. With more than 200,000 splits, it is (1 + hits) / (1 + 100,000) of
+    random ones.
     """
     pooled = np.concatenate([x, y])
     places = splits(len(x), len(y))
