@@ -131,6 +131,9 @@ def test_one_seed_leaves_the_interval_unknown_and_equal_seeds_make_it_a_point():
     one_sided = performance_profile(np.full((2, 4), 7.0), np.array([5.0]))
     assert 0 < float(one_sided.low[0]) < 1 == float(one_sided.high[0]), "four seeds on one side are no certainty"
     assert float(one_sided.low[0]) == pytest.approx(1 - stats.t.ppf(0.975, 3) / (5 * 2))
+    nearly = probability_of_improvement([np.array([2.0, 5, 6, 7, 8])], [np.array([0.0, 0, 0, 1, 3])])
+    assert float(nearly.estimate) == pytest.approx(0.96) and float(nearly.high) == 1.0
+    assert float(nearly.low) == pytest.approx(0.96 - stats.t.ppf(0.975, 4) / 6), "nor is one pair of 25"
     assert math.isnan(difference(np.array([1.0]), np.array([2.0, 3.0])).low)
 
 
@@ -344,10 +347,12 @@ def test_best_and_the_figures():
         best_of({"ppo": {"a": np.array([math.nan])}}, ["ppo"], "a")
 
 
-def test_a_gain_over_nothing_is_infinite():
+def test_a_gain_over_nothing_is_infinite_and_is_learning():
     finals = {"ppo": {"a": np.zeros(2)}, "geppo": {"a": np.ones(2)}}
     assert gains(finals, ["ppo"], ["geppo"], ["a"])[0].percent == math.inf
     assert gains(finals, ["ppo"], ["ppo"], ["a"])[0].percent == 0.0
+    assert classes_of(gains(finals, ["ppo"], ["geppo"], ["a"]), lambda _, x: x.mean() > 0.5).generalized == ("a",)
+    assert classes_of(gains(finals, ["geppo"], ["ppo"], ["a"]), lambda _, x: x.mean() > 0.5).on_policy == ("a",)
 
 
 def test_the_best_of_three_equal_arms_is_optimistic_as_the_docstring_says():
