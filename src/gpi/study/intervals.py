@@ -1,0 +1,158 @@
+"""Confidence intervals over seeds, right for few of them: tasks are fixed, and seeds resampled within each task.
+
+The plain percentile bootstrap is too narrow for five seeds, for two reasons: resampling S seeds understates their
+variance by the factor (S-1)/S, and it takes the spread of five numbers for a known one. Both are corrected here. The
+interval is
+
+    estimate ± t · sqrt(Σ v S/(S-1) / Σ v) · (standard deviation of the resampled estimates)
+
+with v the part of that variance that comes from one task's seeds, and t Student's quantile for the degrees of freedom
+of Welch and Satterthwaite, (Σ v)² / Σ (v²/(S-1)). For the mean of one task this is Student's own interval.
+
+Shares (performance profiles, the probability of improvement) need one thing more: where all seeds of a task are on
+one side they seem to have no spread. Their standard error is taken to be at least 1/((S+1) T), by which one more run,
+on the other side, would move the share of T tasks; and there with S-1 degrees of freedom. `coverage.py` says how
+often all of this holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpi.errors import UsageError
+
+Scores = Mapping[str, np.ndarray] | Sequence[np.ndarray] | np.ndarray
+"""Final performance of one arm: by task the array of its seeds, or an array `[tasks, seeds]`."""
+Strata = Sequence[np.ndarray]
+"""The same as statistics take it: for each task an array `[..., seeds]`, with any leading axes in common."""
+Statistic = Callable[[Strata], np.ndarray]
+
+RESAMPLES = 4_000
+LEVEL = 0.95
+WHOLE = (-math.inf, math.inf)
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
+
+
+class Interval(NamedTuple):
+    """An estimate and the ends of its interval, which are NaN where a task has one seed only: its spread is unknown."""
+
+    estimate: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def strata_of(scores: Scores) -> list[np.ndarray]:
+    """Return each task's scores as a float64 array, or raise `UsageError` if there are none or one is not a number."""
+    named = scores.items() if isinstance(scores, Mapping) else ((f"task {i}", x) for i, x in enumerate(scores))
+    strata = []
+    for name, values in named:
+        array = np.asarray(values, np.float64)
+        if array.ndim != 1 or not array.size:
+            raise UsageError(f"{name} has scores of shape {array.shape}; give one score for each seed, at least one")
+        if not np.isfinite(array).all():
+            raise UsageError(f"{name} has the scores {array.tolist()}; each must be finite: leave out unfinished seeds")
+        strata.append(array)
+    if not strata:
+        raise UsageError("there are no scores; give those of at least one task")
+    return strata
+
+
+def strata_of_two(scores: Scores, others: Scores) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the scores of two arms, task by task in the same order; raise `UsageError` if their tasks differ."""
+    if isinstance(scores, Mapping) and isinstance(others, Mapping):
+        if unpaired := sorted(set(scores) ^ set(others)):
+            raise UsageError(f"only one of the two arms has {', '.join(unpaired)}; compare the tasks that both have")
+        others = {task: others[task] for task in scores}
+    pair = strata_of(scores), strata_of(others)
+    if len(pair[0]) != len(pair[1]):
+        raise UsageError(f"the arms have {len(pair[0])} and {len(pair[1])} tasks; compare the tasks that both have")
+    return pair
+
+
+# --- Student's t ---------------------------------------------------------------------------------------------------
+
+
+def t_quantile(probability: float, freedom: np.ndarray | float) -> np.ndarray:
+    """Return the quantile of Student's t: the number that it stays below with `probability`, found by bisection.
+
+    With t = sqrt(freedom) tan(x), the distribution is the integral of cos(x)^(freedom - 1), up to a constant.
+    """
+    if not 0.0 < probability < 1.0:
+        raise UsageError(f"a quantile's probability is {probability}; it must lie between 0 and 1")
+    freedom = np.clip(np.asarray(freedom, np.float64), 1e-3, 1e6)
+    log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
+    constant = np.exp(log_gamma((freedom + 1) / 2) - log_gamma(freedom / 2)) / math.sqrt(math.pi)
+    target = abs(probability - 0.5)
+    low, high = np.zeros_like(freedom), np.minimum(math.pi / 2, 40.0 / np.sqrt(freedom))  # where the mass is
+    for _ in range(60):
+        middle = (low + high) / 2
+        points = middle[..., None] * (NODES + 1.0) / 2
+        mass = constant * middle / 2 * (WEIGHTS * np.cos(points) ** (freedom[..., None] - 1.0)).sum(axis=-1)
+        low, high = np.where(mass < target, middle, low), np.where(mass < target, high, middle)
+    return math.copysign(1.0, probability - 0.5) * np.sqrt(freedom) * np.tan((low + high) / 2)
+
+
+# --- the bootstrap -------------------------------------------------------------------------------------------------
+
+
+def interval(
+    statistic: Statistic,
+    strata: Strata,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    bounds: tuple[float, float] = WHOLE,
+    least: float = 0.0,
+) -> Interval:
+    """Return a statistic of seeds within tasks and its interval, as the head of this module defines it.
+
+    Each resample draws every task's seeds anew, with replacement, from that task's seeds. The same `seed` draws the
+    same, so that intervals can be repeated. `bounds` are the smallest and the largest value that the statistic can
+    have, `least` is the least standard error to believe (`least_of_shares`).
+    """
+    estimate = np.asarray(statistic(strata), np.float64)
+    if min(len(x) for x in strata) < 2:
+        unknown = np.full(estimate.shape, np.nan)
+        return Interval(estimate, unknown, unknown)
+    rng = np.random.default_rng(seed)
+    drawn = [rng.integers(0, len(x), (resamples, len(x))) for x in strata]
+    resampled = np.asarray(statistic([x[places] for x, places in zip(strata, drawn, strict=True)]), np.float64)
+    spread, freedom = spread_of(resampled, drawn)
+    freedom = np.where(spread < least, min(len(x) for x in strata) - 1.0, freedom)
+    reach = t_quantile((1.0 + level) / 2, freedom) * np.maximum(spread, least)
+    return Interval(estimate, np.maximum(estimate - reach, bounds[0]), np.minimum(estimate + reach, bounds[1]))
+
+
+def least_of_shares(strata: Strata, tasks: int) -> float:
+    """Return the least standard error of a share averaged over tasks: what one more run, on the other side, changes."""
+    return 1.0 / ((min(len(x) for x in strata) + 1.0) * tasks)
+
+
+def spread_of(resampled: np.ndarray, drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard error, corrected for few seeds, and the degrees of freedom that it has.
+
+    One task's part v of the variance is Σ cov²(how often a seed was drawn, the resampled statistic) over its seeds (the
+    infinitesimal jackknife), less what chance alone gives with that many resamples.
+    """
+    deviation = resampled - resampled.mean(axis=0)
+    variance = (deviation**2).mean(axis=0)
+    parts = np.stack([part_of(places, deviation, variance) for places in drawn])
+    fewer = np.array([places.shape[1] - 1.0 for places in drawn]).reshape(-1, *[1] * variance.ndim)
+    total = parts.sum(axis=0)
+    known = total > 0.0
+    total = np.where(known, total, 1.0)
+    inflation = np.where(known, (parts * (fewer + 1.0) / fewer).sum(axis=0) / total, 1.0 + 1.0 / fewer.min())
+    freedom = np.where(known, total**2 / np.maximum((parts**2 / fewer).sum(axis=0), 1e-300), fewer.min())
+    return np.sqrt(variance * inflation), freedom
+
+
+def part_of(places: np.ndarray, deviation: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Return the part of a resampled statistic's variance that comes from one task's seeds."""
+    resamples, seeds = places.shape
+    times = (places[:, :, None] == np.arange(seeds)).sum(axis=1) - 1.0
+    covariance = np.tensordot(times, deviation, axes=(0, 0)) / resamples
+    return np.maximum((covariance**2).sum(axis=0) - (seeds - 1) / resamples * variance, 0.0)

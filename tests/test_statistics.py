@@ -1,0 +1,361 @@
+"""Statistics of a study, each against an independent implementation: loops, or scipy."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpi.errors import UsageError
+from gpi.study.coverage import CASES, COVERAGE, NAMES, REPETITIONS, coverage
+from gpi.study.intervals import Scores, interval, strata_of, t_quantile
+from gpi.study.learning import course, learning_occurs, window
+from gpi.study.paper import best_of, classes_of, figure_2, figure_3, figure_4, gains, improved, table_1
+from gpi.study.statistics import (
+    AGGREGATES,
+    aggregate,
+    aggregate_difference,
+    benjamini_hochberg,
+    difference,
+    differences,
+    mean,
+    performance_profile,
+    permutation_p,
+    probability_of_improvement,
+    smallest_p,
+)
+
+
+def some(tasks: int = 7, seeds: int = 5, seed: int = 0, shift: float = 0.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    means = rng.uniform(0, 1000, tasks) + shift
+    return {f"task-{i}": rng.normal(means[i], 80, seeds) for i in range(tasks)}
+
+
+# --- aggregates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tasks", "seeds"), [(1, 1), (1, 5), (2, 3), (7, 5), (23, 5), (28, 4)])
+def test_aggregates_are_what_loops_and_scipy_say(tasks: int, seeds: int):
+    scores = some(tasks, seeds, seed=tasks)
+    by_task = [sum(x) / len(x) for x in (list(map(float, values)) for values in scores.values())]
+    runs = [float(x) for values in scores.values() for x in values]
+    assert float(aggregate("mean", scores).estimate) == pytest.approx(sum(by_task) / tasks)
+    ordered = sorted(by_task)
+    assert float(aggregate("median", scores).estimate) == pytest.approx(
+        (ordered[(tasks - 1) // 2] + ordered[tasks // 2]) / 2
+    )
+    assert float(aggregate("iqm", scores).estimate) == pytest.approx(stats.trim_mean(runs, 0.25))
+    short = [1 - min(x / 1000, 1) for x in runs]
+    assert float(aggregate("optimality gap", scores).estimate) == pytest.approx(sum(short) / len(short))
+
+
+def test_the_profile_is_the_share_of_runs_above():
+    scores, taus = some(4, 3), np.array([-1e9, 200.0, 400.0, 1e9])
+    runs = [float(x) for values in scores.values() for x in values]
+    expected = [sum(x > tau for x in runs) / len(runs) for tau in taus]
+    found = performance_profile(scores, taus)
+    assert found.estimate.tolist() == pytest.approx(expected) and found.low.shape == (4,)
+    assert (found.low >= 0).all() and (found.high <= 1).all() and found.estimate[[0, -1]].tolist() == [1.0, 0.0]
+    assert performance_profile({"a": np.array([1.0, 2.0])}, np.array([1.0])).estimate.tolist() == [0.5], (
+        "strictly above"
+    )
+
+
+def test_the_probability_of_improvement_is_mann_whitneys_u_over_pairs():
+    x, y = some(6, 5), {name: np.round(z, -2) for name, z in some(6, 4, seed=0, shift=30).items()}
+    x = {name: np.round(z, -2) for name, z in x.items()}
+    u = [stats.mannwhitneyu(x[name], y[name]).statistic / (5 * 4) for name in x]
+    found = probability_of_improvement(x, y)
+    assert float(found.estimate) == pytest.approx(np.mean(u))
+    assert any(set(x[name]) & set(y[name]) for name in x), "there are ties"
+    backwards = probability_of_improvement(y, {name: x[name] for name in reversed(x)})
+    assert float(backwards.estimate) == pytest.approx(1 - float(found.estimate))
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_the_order_of_seeds_and_tasks_and_the_container_do_not_matter(name: str):
+    scores = some()
+    turned = {task: scores[task][::-1] for task in reversed(scores)}
+    same: list[Scores] = [turned, list(scores.values()), np.stack(list(scores.values()))]
+    one = aggregate(name, scores)
+    for other in (aggregate(name, x) for x in same):
+        assert float(other.estimate) == pytest.approx(float(one.estimate))
+        assert float(other.high - other.low) == pytest.approx(float(one.high - one.low), rel=0.15), (
+            "chance of resampling"
+        )
+
+
+# --- intervals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("freedom", [1, 1.5, 2, 4, 9, 30.3, 92, 1e4])
+def test_students_quantiles_are_scipys(freedom: float):
+    for probability in (0.025, 0.4, 0.6, 0.95, 0.975, 0.995):
+        assert float(t_quantile(probability, freedom)) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-6)
+    assert t_quantile(0.975, np.array([4.0, 9.0])).tolist() == pytest.approx([2.776445, 2.262157])
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        t_quantile(1.0, 4)
+
+
+@pytest.mark.parametrize("seeds", [2, 5, 10])
+def test_of_one_task_the_interval_of_the_mean_is_students(seeds: int):
+    [x] = some(1, seeds).values()
+    found = interval(mean, [x], resamples=40_000)
+    low, high = stats.t.interval(0.95, seeds - 1, x.mean(), stats.sem(x))
+    assert [float(found.low), float(found.high)] == pytest.approx([low, high], abs=0.02 * (high - low))
+
+
+def test_of_many_tasks_the_interval_of_the_mean_is_welch_and_satterthwaites():
+    rng = np.random.default_rng(3)
+    strata = [rng.normal(0, spread, seeds) for spread, seeds in ((1, 5), (30, 3), (4, 8), (10, 5))]
+    errors = [x.var(ddof=1) / len(x) / 16 for x in strata]
+    freedom = sum(errors) ** 2 / sum(e**2 / (len(x) - 1) for e, x in zip(errors, strata, strict=True))
+    reach = stats.t.ppf(0.975, freedom) * math.sqrt(sum(errors))
+    found = interval(mean, strata, resamples=40_000)
+    assert float(found.high - found.low) == pytest.approx(2 * reach, rel=0.03)
+
+
+def test_the_difference_of_an_aggregate_is_wider_than_either_side():
+    x, y = some(), some(seed=0, shift=100)
+    found = aggregate_difference("mean", y, x)
+    assert float(found.estimate) == pytest.approx(float(aggregate("mean", y).estimate - aggregate("mean", x).estimate))
+    assert found.high - found.low > max(a.high - a.low for a in (aggregate("mean", x), aggregate("mean", y)))
+
+
+def test_one_seed_leaves_the_interval_unknown_and_equal_seeds_make_it_a_point():
+    found = aggregate("iqm", {"a": np.array([3.0]), "b": np.array([1.0, 2.0])})
+    assert float(found.estimate) == 2.0 and math.isnan(found.low) and math.isnan(found.high)
+    assert [float(x) for x in aggregate("mean", np.full((3, 5), 7.0))] == [7.0, 7.0, 7.0]
+    one_sided = performance_profile(np.full((2, 4), 7.0), np.array([5.0]))
+    assert 0 < float(one_sided.low[0]) < 1 == float(one_sided.high[0]), "four seeds on one side are no certainty"
+    assert float(one_sided.low[0]) == pytest.approx(1 - stats.t.ppf(0.975, 3) / (5 * 2))
+    nearly = probability_of_improvement([np.array([2.0, 5, 6, 7, 8])], [np.array([0.0, 0, 0, 1, 3])])
+    assert float(nearly.estimate) == pytest.approx(0.96) and float(nearly.high) == 1.0
+    assert float(nearly.low) == pytest.approx(0.96 - stats.t.ppf(0.975, 4) / 6), "nor is one pair of 25"
+    assert math.isnan(difference(np.array([1.0]), np.array([2.0, 3.0])).low)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [({}, "no scores"), ({"a": np.array([1.0, np.nan])}, "a has the scores.*finite"),
+     ({"a": np.zeros(0)}, "at least one"),
+     ({"a": np.zeros((2, 2))}, "one score for each seed"), ([np.array([np.inf])], "task 0")],
+)  # fmt: skip
+def test_what_is_no_score_is_refused_in_one_line(scores: Scores, message: str):
+    for act in (lambda: strata_of(scores), lambda: aggregate("mean", scores), lambda: differences(scores, scores)):
+        with pytest.raises(UsageError, match=message) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+
+
+def test_arms_with_other_tasks_are_refused():
+    one = {"a": np.ones(2), "b": np.ones(2)}
+    with pytest.raises(UsageError, match="only one of the two arms has b, c"):
+        probability_of_improvement(one, {"a": np.ones(2), "c": np.ones(2)})
+    with pytest.raises(UsageError, match="2 and 1 tasks"):
+        differences(one, np.ones((1, 2)))
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    for case, repetitions in (("1 task, normal", 250), ("23 tasks, normal", 40)):
+        found = coverage(CASES[case], repetitions, resamples=300)
+        assert set(found) == set(NAMES) and min(found.values()) >= 0.88, found
+    plain = np.random.default_rng(0).normal(size=(400, 5))
+    drawn = np.random.default_rng(1).integers(0, 5, (400, 5))
+    ends = [np.percentile(x[drawn].mean(axis=1), [2.5, 97.5]) for x in plain]
+    assert np.mean([low <= 0 <= high for low, high in ends]) < 0.88, "what the correction is for"
+
+
+def test_the_table_of_coverage_is_complete_and_at_least_93_percent_on_normal_data():
+    assert set(COVERAGE) == set(CASES) and all(set(row) == set(NAMES) for row in COVERAGE.values())
+    assert min(min(row.values()) for case, row in COVERAGE.items() if "normal" in case) >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_table_of_coverage_is_what_is_measured(name: str):
+    repetitions = REPETITIONS[CASES[name].tasks]
+    found = coverage(CASES[name], repetitions)
+    assert found == pytest.approx(COVERAGE[name], abs=0.005), "other versions of NumPy may round otherwise"
+    if CASES[name].kind == "normal":
+        assert min(found.values()) >= 0.93
+
+
+# --- two arms -----------------------------------------------------------------------------------------------------
+
+
+def by_loops(x: np.ndarray, y: np.ndarray) -> float:
+    pooled, n = [*x, *y], len(x)
+    gap, hits, total = abs(np.mean(x) - np.mean(y)), 0, 0
+    for chosen in itertools.combinations(range(len(pooled)), n):
+        rest = [v for i, v in enumerate(pooled) if i not in chosen]
+        hits += abs(np.mean([pooled[i] for i in chosen]) - np.mean(rest)) >= gap - 1e-9
+        total += 1
+    return hits / total
+
+
+@pytest.mark.parametrize(("sizes", "shift"), [((5, 5), 0), ((5, 5), 60), ((3, 5), 100), ((4, 2), 30), ((1, 1), 5)])
+def test_the_permutation_test_is_exact(sizes: tuple[int, int], shift: float):
+    rng = np.random.default_rng(sizes[0] + sizes[1])
+    x, y = rng.normal(0, 50, sizes[0]), rng.normal(shift, 50, sizes[1])
+    assert permutation_p(x, y) == by_loops(x, y) == permutation_p(y, x)
+    x, y = np.round(x, -1), np.round(y, -1)  # ties
+    assert permutation_p(x, y) == by_loops(x, y)
+    if min(sizes) > 1:
+        theirs = stats.permutation_test((x, y), lambda a, b: abs(np.mean(a) - np.mean(b)), alternative="greater")
+        assert permutation_p(x, y) == pytest.approx(theirs.pvalue)
+
+
+def test_the_smallest_p_is_reached_by_arms_that_do_not_overlap():
+    assert smallest_p(5, 5) == 2 / 252
+    for m, n in ((5, 5), (3, 6), (10, 10)):
+        x, y = np.arange(m) * 1.01, 1000 + np.arange(n) ** 2.0
+        assert permutation_p(x, y) == smallest_p(m, n) == (2 if m == n else 1) / math.comb(m + n, m)
+    assert permutation_p(np.ones(5), np.ones(5)) == 1.0
+    x, y = np.arange(12.0), 100 + np.arange(12.0)
+    assert permutation_p(x, y) == smallest_p(12, 12) == 1 / 100_001, "random splits"
+    x, y = np.random.default_rng(0).normal(size=(2, 15))
+    assert permutation_p(x, y) == pytest.approx(stats.ttest_ind(x, y)[1], abs=0.02)
+
+
+def test_welchs_interval_is_scipys():
+    x, y = np.array([1.0, 5.0, 2.0, 8.0]), np.array([100.0, 30.0, 50.0])
+    theirs = stats.ttest_ind(x, y, equal_var=False).confidence_interval(0.9)
+    found = difference(x, y, level=0.9)
+    assert [found.low, found.high] == pytest.approx([theirs.low, theirs.high])
+    assert found.difference == pytest.approx(-56.0) and found.p == by_loops(x, y) and found.smallest_p == 1 / 35
+    same = difference(np.full(5, 3.0), np.full(5, 1.0))
+    assert (same.low, same.difference, same.high, same.p) == (2.0, 2.0, 2.0, 2 / 252)
+
+
+def test_adjusted_p_values_are_scipys():
+    p = np.random.default_rng(0).uniform(size=23) ** 3
+    assert benjamini_hochberg(p).tolist() == pytest.approx(stats.false_discovery_control(p).tolist())
+    assert benjamini_hochberg([0.04, 0.01, 0.03]).tolist() == pytest.approx([0.04, 0.03, 0.04])
+    assert benjamini_hochberg([]).tolist() == []
+    with pytest.raises(UsageError, match="from 0 to 1"):
+        benjamini_hochberg([0.5, math.nan])
+    found, adjusted = differences(some(), some(seed=0, shift=200))
+    assert adjusted.tolist() == pytest.approx(stats.false_discovery_control([one.p for one in found]).tolist())
+
+
+# --- learning -----------------------------------------------------------------------------------------------------
+
+
+def curve(*levels: tuple[int, float], spread: float = 30.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps and returns of episodes of 1,000 steps, so many bins at each level, and their curve."""
+    rng = np.random.default_rng(seed)
+    returns = np.concatenate([rng.normal(level, spread, 10 * bins) for bins, level in levels])
+    steps = 1_000 * np.arange(1, len(returns) + 1)
+    points = [(10, x.mean(), (x**2).mean()) for x in returns.reshape(-1, 10)]
+    return steps, returns, np.array(points, np.float32)  # as results keep it
+
+
+def test_windows_are_those_of_the_episodes_themselves():
+    steps, returns, points = curve((30, 0), (10, 500), (60, 300))
+    found = course(points)
+    windows = [returns[(steps > 10_000 * i) & (steps <= 10_000 * (i + 5))] for i in range(96)]
+    best = max(windows, key=np.mean)
+    assert found.best == pytest.approx((50, best.mean(), stats.sem(best)), rel=1e-3)
+    assert found.last == pytest.approx((200, returns[-200:].mean(), stats.sem(returns[-200:])), rel=1e-3)
+    assert found.learned and found.lost_fifth and not found.lost_half
+
+
+@pytest.mark.parametrize(
+    ("levels", "spread", "verdict"),
+    [(((50, 500), (50, 420)), 10, (True, False, False)), (((50, 500), (50, 240)), 10, (True, True, True)),
+     (((50, 90), (50, 0)), 5, (False, False, False)), (((100, 300),), 400, (True, False, False)),
+     (((3, 700),), 10, (True, False, False)), (((100, 800),), 0, (True, False, False))],
+)  # fmt: skip
+def test_what_was_learned_and_lost(levels: tuple[tuple[int, float], ...], spread: float, verdict: tuple[bool, ...]):
+    found = course(curve(*levels, spread=spread)[2])
+    assert (found.learned, found.lost_fifth, found.lost_half) == verdict
+
+
+def test_windows_without_episodes():
+    points = np.zeros((40, 3))
+    assert (
+        course(points).learned is False and math.isnan(course(points).last.mean) and course(points).best.episodes == 0
+    )
+    points[3] = 1, 900, 900**2  # one episode has no spread, and makes no best window
+    assert not course(points).learned and window(points[:5]).error == math.inf
+    points[10] = 2, 500, 500**2
+    found = course(points)
+    assert found.best == (2, 500, 0) and found.learned and not found.lost_half, "nothing is known about the end"
+    for wrong in (np.zeros((0, 3)), np.zeros((4, 2)), np.full((4, 3), np.nan)):
+        with pytest.raises(UsageError, match="bins, 3"):
+            course(wrong)
+
+
+def test_learning_occurs_above_the_margin():
+    assert learning_occurs(np.array([50.0, 0, 0, 0, 3]), 0.0, 1.0, 100)
+    assert not learning_occurs(np.full(5, 10.0), 0.0, 1.0, 100) and learning_occurs(np.full(5, 10.1), 0.0, 1.0, 100)
+    error = 200 * math.sqrt(1 / 100 + 1 / (5 * 204))
+    assert not learning_occurs(np.full(5, 2.99 * error), 0.0, 200.0, 100)
+    assert learning_occurs(np.full(5, 7 + 3.01 * error), 7.0, 200.0, 100)
+    with pytest.raises(UsageError, match="finite"):
+        learning_occurs(np.array([math.nan]), 0.0, 1.0, 100)
+
+
+# --- the paper's table and figures ----------------------------------------------------------------------------------
+
+
+TASKS = ("a", "b", "c", "d")
+ARMS = {
+    "ppo": (10, 100, 0, 300), "geppo-kappa0": (20, 90, 1, 300), "geppo-kappa1": (5, 80, 2, 290),
+    "trpo": (40, 20, 3, 1), "getrpo-kappa0": (30, 500, 0, 2), "getrpo-kappa1": (90, 10, 1, 3),
+}  # fmt: skip
+FINALS = {
+    arm: {t: np.array([m - 1.0, m + 1.0]) for t, m in zip(TASKS, means, strict=True)} for arm, means in ARMS.items()
+}
+COLUMNS = {
+    "PPO": (("ppo",), ("geppo-kappa0", "geppo-kappa1")),
+    "TRPO": (("trpo",), ("getrpo-kappa0", "getrpo-kappa1")),
+}
+
+
+def learns(task: str, finals: np.ndarray) -> bool:
+    return task in TASKS and float(finals.mean()) > 4
+
+
+def test_table_1_by_hand():
+    found = table_1(FINALS, COLUMNS, TASKS, learns)
+    assert found["PPO"] == (("b", "d"), ("a",), ("c",)), "equal is not better"
+    assert found["TRPO"] == ((), ("a", "b"), ("c", "d"))
+    assert found["Best"] == (("d",), ("a", "b"), ("c",)) and list(found) == ["PPO", "TRPO", "Best"]
+    fixed = table_1(FINALS, {"TRPO": (("trpo",), ("getrpo-kappa1",))}, TASKS, learns)
+    assert fixed["TRPO"] == (("b",), ("a",), ("c", "d")), "kappa = 1 alone does worse than the best kappa"
+
+
+def test_best_and_the_figures():
+    best = best_of(FINALS, COLUMNS["TRPO"][1], "a")
+    assert (best.arm, best.mean, best.finals.tolist()) == ("getrpo-kappa1", 90.0, [89.0, 91.0])
+    found = gains(FINALS, ("ppo", "trpo"), [arm for arm in ARMS if arm.startswith("ge")], TASKS)
+    assert [gain.task for gain in figure_2(found, learns)] == ["d", "b", "a"]
+    assert [(gain.task, gain.difference) for gain in figure_3(found, learns)] == [("b", 400), ("a", 50), ("d", 0)]
+    assert {gain.task: gain.percent for gain in found} == pytest.approx({"a": 125, "b": 400, "c": -100 / 3, "d": 0})
+    assert improved(found, learns, 50) == ["a", "b"] and improved(found, learns, 150) == ["b"]
+    bars = figure_4(found, learns, {"a": 10.0, "b": 99.5, "c": 100.0, "d": 99.0}, (0, 99, 99.9))
+    assert [bar.tasks for bar in bars] == [("b", "a", "d"), ("b", "d"), ()]
+    assert [bar.gain for bar in bars[:2]] == [150, 200] and [bar.ratio for bar in bars[:2]] == pytest.approx([1, 4 / 3])
+    assert math.isnan(bars[2].gain) and classes_of([], learns) == ((), (), ())
+    with pytest.raises(UsageError, match="e has no result of ppo"):
+        best_of(FINALS, ["ppo"], "e")
+    with pytest.raises(UsageError, match="ppo on a has the scores"):
+        best_of({"ppo": {"a": np.array([math.nan])}}, ["ppo"], "a")
+
+
+def test_a_gain_over_nothing_is_infinite_and_is_learning():
+    finals = {"ppo": {"a": np.zeros(2)}, "geppo": {"a": np.ones(2)}}
+    assert gains(finals, ["ppo"], ["geppo"], ["a"])[0].percent == math.inf
+    assert gains(finals, ["ppo"], ["ppo"], ["a"])[0].percent == 0.0
+    assert classes_of(gains(finals, ["ppo"], ["geppo"], ["a"]), lambda _, x: x.mean() > 0.5).generalized == ("a",)
+    assert classes_of(gains(finals, ["geppo"], ["ppo"], ["a"]), lambda _, x: x.mean() > 0.5).on_policy == ("a",)
+
+
+def test_the_best_of_three_equal_arms_is_optimistic_as_the_docstring_says():
+    draws = np.random.default_rng(0).normal(size=(20_000, 9, 5)).mean(axis=-1)
+    assert draws[:, :3].max(axis=1).mean() == pytest.approx(0.38, abs=0.01)
+    assert draws.max(axis=1).mean() == pytest.approx(0.66, abs=0.01)
