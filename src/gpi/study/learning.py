@@ -58,8 +58,8 @@ def course(curve: np.ndarray) -> Course:
     Windows without two episodes are never the best. A run shorter than a window is one window. What is lost must have
     been learned: the best window's mean return was above 100.
 
-    The best of some hundred windows is lucky, and three standard errors do not allow for that: of seeds that never change,
-    with independent episodes of 0 or 1,000, 3 % (one in five is 1,000) to 9 % (one in two) still seem to have lost a
+    The best of some hundred windows is lucky, and three standard errors do not allow for that: of seeds that never
+    change, with independent episodes of 0 or 1,000, 3 % (one in five is 1,000) to 9 % (one in two) still seem to have lost a
     fifth; with normal returns of 500 ± 100 it was none of 400.
     """
     curve = np.asarray(curve, np.float64)
