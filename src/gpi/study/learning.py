@@ -59,8 +59,8 @@ def course(curve: np.ndarray) -> Course:
     been learned: the best window's mean return was above 100.
 
     The best of some hundred windows is lucky, and three standard errors do not allow for that: of seeds that never
-    change, with independent episodes of 0 or 1,000, 3 % (one in five is 1,000) to 9 % (one in two) still seem to have lost a
-    fifth; with normal returns of 500 ± 100 it was none of 400.
+    change, with independent episodes of 0 or 1,000, 3 % (one in five is 1,000) to 9 % (one in two) still seem to have
+    lost a fifth; with normal returns of 500 ± 100 it was none of 400.
     """
     curve = np.asarray(curve, np.float64)
     if curve.ndim != 2 or curve.shape[1] != 3 or not len(curve) or not np.isfinite(curve).all():
