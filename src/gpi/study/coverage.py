@@ -15,7 +15,7 @@ from gpi.study.intervals import Statistic, Strata, interval, least_of_shares
 from gpi.study.statistics import AGGREGATES, improvement, profile, welch
 
 TAUS = np.array([500.0])
-LARGE = 20_000  # seeds of a task that stand for all
+LARGE = 40_000  # runs that stand for all
 NAMES = (*AGGREGATES, "profile", "improvement", "difference")
 Pair = tuple[float, float]
 Draw = Callable[[int], list[np.ndarray]]
@@ -38,35 +38,37 @@ CASES = {
     "1 task, two-valued, 80 %": Case(1, "two-valued", 0.8),
     "23 tasks, two-valued": Case(23, "two-valued"),
 }
-REPETITIONS = {1: 2_000, 23: 600}
+REPETITIONS = {1: 2_000, 23: 1_000}
 
 COVERAGE: dict[str, dict[str, float]] = {
     "1 task, normal": {
-        "mean": 0.947, "median": 0.947, "iqm": 0.972, "optimality gap": 0.947,
-        "profile": 0.996, "improvement": 0.988, "difference": 0.957,
+        "mean": 0.952, "median": 0.952, "iqm": 0.976, "optimality gap": 0.952,
+        "profile": 0.999, "improvement": 0.991, "difference": 0.960,
     },
     "23 tasks, normal": {
-        "mean": 0.952, "median": 0.982, "iqm": 0.947, "optimality gap": 0.945,
-        "profile": 0.953, "improvement": 0.970, "difference": 0.950,
+        "mean": 0.956, "median": 0.942, "iqm": 0.961, "optimality gap": 0.952,
+        "profile": 0.971, "improvement": 0.977, "difference": 0.942,
     },
     "1 task, two-valued, 50 %": {
-        "mean": 0.935, "median": 0.935, "iqm": 0.935, "optimality gap": 0.935,
-        "profile": 0.935, "improvement": 0.999, "difference": 0.952,
+        "mean": 0.942, "median": 0.942, "iqm": 0.942, "optimality gap": 0.942,
+        "profile": 0.942, "improvement": 1.000, "difference": 0.939,
     },
     "1 task, two-valued, 80 %": {
-        "mean": 0.669, "median": 0.669, "iqm": 0.990, "optimality gap": 0.669,
-        "profile": 0.990, "improvement": 0.999, "difference": 0.937,
+        "mean": 0.651, "median": 0.651, "iqm": 0.992, "optimality gap": 0.651,
+        "profile": 0.992, "improvement": 0.999, "difference": 0.935,
     },
     "23 tasks, two-valued": {
-        "mean": 0.928, "median": 0.992, "iqm": 0.928, "optimality gap": 0.928,
-        "profile": 0.928, "improvement": 0.935, "difference": 0.953,
+        "mean": 0.946, "median": 0.982, "iqm": 0.947, "optimality gap": 0.946,
+        "profile": 0.946, "improvement": 0.944, "difference": 0.886,
     },
 }  # fmt: skip
 """The share of intervals of nominally 95 % that held the truth, with 5 seeds; by case and by what was estimated.
 
 "difference" is Welch's, of one task. On two-valued data an interval of a mean cannot hold where all five seeds came out
 alike, which has a probability of 6 % where a seed succeeds in half of its attempts, and of 33 % where it does in 80 %.
-The plain percentile bootstrap held 84 % (one task) and 90 % (23 tasks, IQM) on normal data."""
+The plain percentile bootstrap held 84 % (one task) and 90 % (23 tasks, IQM) on normal data.
+It is an average over made-up studies: with four sets of 23 tasks held fixed (400 to 600 repetitions each, normal data)
+the IQM had 93 to 95 %, the median 92 to 98 %, as it depends on the few tasks in the middle."""
 
 
 def arms_of(case: Case, rng: np.random.Generator) -> tuple[Draw, Draw]:
@@ -120,12 +122,15 @@ def intervals_of(x: Strata, y: Strata, resamples: int, seed: int) -> dict[str, P
 
 
 def coverage(case: Case, repetitions: int, seeds: int = 5, resamples: int = 1_000, seed: int = 1) -> dict[str, float]:
-    """Return how often the interval of each statistic holds the truth, in so many draws of a made-up study."""
+    """Return how often the interval of each statistic holds the truth, in so many made-up studies.
+
+    Each has tasks of its own: with the same ones again and again, the table would be of these only.
+    """
     rng = np.random.default_rng(seed)
-    first, second = arms_of(case, rng)
-    truth = truth_of(first(LARGE), second(LARGE))
     hits = dict.fromkeys(NAMES, 0)
     for repetition in range(repetitions):
+        first, second = arms_of(case, rng)
+        truth = truth_of(first(LARGE // case.tasks), second(LARGE // case.tasks))
         found = intervals_of(first(seeds), second(seeds), resamples, repetition)
         for name, (low, high) in found.items():
             slack = 1e-9 * max(1.0, abs(truth[name]))
