@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.errors import UsageError
+from gpi.study.results import COUNT, MEAN, SQUARE
 
-COUNT, MEAN, SQUARE = range(3)  # the parts of a curve's point, as `results.Result.curve` has them
 BEST_BINS, LAST_BINS = 5, 20  # of 10,000 steps: 50,000 and 200,000
 LEARNED_RETURN = 100.0
 ERRORS = 3.0  # standard errors that a difference must exceed to be no chance
