@@ -40,7 +40,7 @@ def smooth(steps: np.ndarray, returns: np.ndarray, grid: np.ndarray, window: flo
 
 def has_episodes(run: Run) -> bool:
     """Return whether an episode of some seed has ended."""
-    return any(len(run.episodes(seed)[0]) for seed in run.seeds)
+    return any(len(steps) for steps, _ in run.all_episodes().values())
 
 
 def families(runs: Sequence[Run]) -> list[list[Run]]:
@@ -105,7 +105,7 @@ def draw_panel(
 
 def draw(axis: Axes, run: Run, name: str, colour: str, dashes: str = "-") -> None:
     """Draw one run's seeds and their mean."""
-    curves = [run.episodes(seed) for seed in run.seeds]
+    curves = list(run.all_episodes().values())
     last = max((int(steps[-1]) for steps, _ in curves if len(steps)), default=0)
     if last == 0:
         return

@@ -10,7 +10,9 @@ import textwrap
 from gpi.errors import GpiError
 from gpi.report.audit import WIDTH, summarise
 from gpi.report.labels import DEFAULTS, settings_of, short_task, shown
+from gpi.rundir.done import read_done
 from gpi.rundir.run import Run
+from gpi.rundir.tables import slowest
 
 UNREADABLE = (GpiError, OSError, ValueError, KeyError, TypeError)  # of files that are missing, damaged or not text
 
@@ -29,7 +31,8 @@ def title_of(run: Run) -> str:
     """Return in words what a run trained, and whether it was finished."""
     config = run.config
     seeds = f"seed {run.seeds[0]}" if len(run.seeds) == 1 else f"seeds {run.seeds[0]} to {run.seeds[-1]}"
-    taken, goal = min(run.steps.values()), config.get("steps", 0)
+    goal, frozen = config.get("steps", 0), (read_done(run.dir) or {"frozen": {}})["frozen"]
+    taken = slowest(run.seeds, list(run.steps.values()), frozen)
     steps = f"{goal:,} steps each" if taken >= goal else f"{taken:,} of {goal:,} steps each, not finished"
     return f"{config['algorithm']} on {short_task(run)}, {seeds}, {steps}"
 

@@ -21,6 +21,7 @@ from gpi.files import ArraySpec
 from gpi.policy_file import list_policy_files, number_in
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
+from gpi.rundir.done import read_done
 from gpi.rundir.evaluations import read_evaluations
 from gpi.standalone import Facts, Policy
 
@@ -116,7 +117,8 @@ def find_last(run: Path, paths: Mapping[int, Path]) -> Found:
 def ended_early(run: Path) -> bool:
     """Return whether a run was interrupted or stopped before it had taken its steps."""
     with suppress(FileError):
-        return files.parse_json(files.read(run, "DONE", files.JSON_LIMIT), "DONE").get("complete") is False
+        done = read_done(run)
+        return done is not None and not done["complete"]
     return False
 
 

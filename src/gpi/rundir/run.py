@@ -47,12 +47,26 @@ class Run:
 
     def episodes(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps at which a seed's episodes ended, and their returns."""
+        return self._episodes([seed])[seed]
+
+    def all_episodes(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Return the steps at which episodes ended, and their returns, by seed: the table is read once."""
+        return self._episodes(self.seeds)
+
+    def _episodes(self, seeds: list[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Return the episodes of some seeds."""
         path = self.dir / "episodes.csv"
+        ends: dict[int, list[tuple[int, float]]] = {seed: [] for seed in seeds}
         try:
-            rows = [row for row in read_rows(path, "seed", "steps", "return") if int(row["seed"]) == seed]
-            return np.array([int(row["steps"]) for row in rows]), np.array([float(row["return"]) for row in rows])
+            for row in read_rows(path, "seed", "steps", "return"):
+                if int(row["seed"]) in ends:
+                    ends[int(row["seed"])].append((int(row["steps"]), float(row["return"])))
         except ValueError as error:
             raise damaged(path, error) from error
+        return {
+            seed: (np.array([steps for steps, _ in rows]), np.array([total for _, total in rows]))
+            for seed, rows in ends.items()
+        }
 
     @property
     def steps(self) -> dict[int, int]:
@@ -65,12 +79,12 @@ class Run:
     def returns(self) -> dict[int, float]:
         """Final return of each seed: mean of the episodes in the last tenth of its steps, at least of the last ten."""
         taken = self.steps
-        return {seed: final_return(*self.episodes(seed), taken[seed]) for seed in self.seeds}
+        return {seed: final_return(*ends, taken[seed]) for seed, ends in self.all_episodes().items()}
 
     @property
     def final_performance(self) -> dict[int, float]:
         """Final performance of each seed, the study's figure: mean return of the episodes of its last 204,800 steps."""
-        return {seed: final_performance(*self.episodes(seed)) for seed in self.seeds}
+        return {seed: final_performance(*ends) for seed, ends in self.all_episodes().items()}
 
     def policy(self, seed: int | Literal["best"] | None = None, policy: Which = "last") -> Policy:
         """Return the final policy of a seed, by default the first, or its best; see `gpi.load`."""

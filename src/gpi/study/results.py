@@ -20,6 +20,7 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError
 from gpi.report.audit import summarise
+from gpi.rundir.done import read_done
 from gpi.rundir.resume import FREE
 from gpi.rundir.run import Run, final_performance, open_run
 from gpi.standalone import Facts
@@ -66,12 +67,10 @@ def read_result(directory: str | Path) -> Result:
     """Return the result of a run directory, or of one that was cut down to its config, tables and audit."""
     run = open_run(directory)
     about = files.parse_json(files.read(run.dir, "config.json", files.JSON_LIMIT), "config.json")
-    done = (
-        files.parse_json(files.read(run.dir, "DONE", files.JSON_LIMIT), "DONE") if (run.dir / "DONE").exists() else {}
-    )
+    done = read_done(run.dir) or {}
     config = config_of({name: x for name, x in run.config.items() if name in Config.__dataclass_fields__})
     taken = tuple(done.get("steps") or run.steps.values())  # a table that was cut down may lack the last iteration
-    episodes = [run.episodes(seed) for seed in run.seeds]
+    episodes = list(run.all_episodes().values())
     bins = -(-max(*taken, 1) // BIN)
     return Result(
         config, taken, np.stack([curve_of(*one, bins) for one in episodes]),

@@ -177,6 +177,7 @@ class Session:
         """Iterate, save, finish; return the run, and the signal that cut it short, if one did."""
         tables = run.tables
         tables.begin(self.warm_up)
+        self.warm_up.clear()  # days of training need not hold it
         try:
             fault = self._iterate(run, interrupt)
             complete = interrupt.signal is None and fault is None and not tables.all_frozen()
@@ -274,7 +275,7 @@ class Session:
 
     def _finish(self, run: Running, *, complete: bool) -> None:
         """Write the last checkpoint, the policies, the picture, and DONE."""
-        from gpi.report.curves import learning_curves  # matplotlib takes long to import
+        from gpi.report.curves import has_episodes, learning_curves  # matplotlib takes long to import
 
         directory, trainer, tables = self.directory, run.trainer, run.tables
         if self.saved != trainer.done:
@@ -282,7 +283,7 @@ class Session:
         for p, seed in enumerate(self.job.seeds):
             save(directory / f"policy-{seed}.safetensors", *learned(run, p))
         result = Run(directory)
-        if any(len(result.episodes(seed)[0]) for seed in result.seeds):
+        if has_episodes(result):
             try:
                 learning_curves([result], directory / CURVE)
             except DiskError as error:  # `gpi plot` draws it again

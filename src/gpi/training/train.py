@@ -17,6 +17,7 @@ from gpi.envs.checks import check
 from gpi.envs.envpool import import_envpool
 from gpi.errors import FileError, UsageError
 from gpi.rundir import lock
+from gpi.rundir.done import read_done
 from gpi.rundir.run import Run, open_run
 from gpi.rundir.tables import slowest
 from gpi.standalone import Facts
@@ -142,15 +143,3 @@ def read_job(directory: Path, make: Make | None = None, callbacks: Sequence[Call
         return resolve(config_of(about["config"]), make, callbacks), about
     except (UsageError, FileError, KeyError, TypeError) as error:
         raise FileError(f"{directory}: config.json cannot be used: {error}") from error
-
-
-def read_done(directory: Path) -> Facts | None:
-    """Return the content of DONE, or None if the run has not ended."""
-    if not (directory / "DONE").exists():
-        return None
-    done = files.parse_json(files.read(directory, "DONE", files.JSON_LIMIT), "DONE")
-    steps, frozen = done.get("steps"), done.get("frozen")
-    well_formed = type(done.get("complete")) is bool and isinstance(steps, list) and isinstance(frozen, dict)
-    if not well_formed or not all(type(count) is int for count in done["steps"]):
-        raise FileError(f"{directory}: DONE cannot be used: it lacks complete, steps or frozen; remove it to resume")
-    return done
