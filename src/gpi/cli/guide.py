@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gpi
@@ -44,7 +45,8 @@ EXAMPLES = {
     "record": ("gpi record runs/spin --out spin.mp4",),
     "export": ("gpi export runs/spin --out policy", "gpi export runs/spin --format onnx --out policy.onnx"),
     "mixture": ("gpi mixture --B 2 --kappa 0.5", "gpi mixture --plot mixture.png"),
-    "study": ("gpi study show quick", "gpi study show paper --json"),
+    "study": ("gpi study show quick",),
+    "study show": ("gpi study show quick", "gpi study show paper --json"),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
 }
@@ -99,8 +101,17 @@ def teach(top: Parser, verbs: Verbs) -> None:
     """Add what all commands' help has in common: examples, and for `gpi` itself the commands by purpose."""
     top.description = f"{top.description}\n\n{command_list(verbs)}"
     top.epilog = f"{examples(FIRST_EXAMPLES)}\n`gpi help COMMAND` explains a command and its options.\n\n{EXIT_CODES}"
-    for name, verb in verbs.choices.items():
+    for name, verb in with_actions(verbs.choices):
         verb.epilog = examples(EXAMPLES[name])
+
+
+def with_actions(verbs: Mapping[str, Parser]) -> Iterator[tuple[str, Parser]]:
+    """Yield every command with its parser, and every action of a command that has several, as `study show`."""
+    for name, verb in verbs.items():
+        yield name, verb
+        for action in verb._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from with_actions({f"{name} {inner}": one for inner, one in action.choices.items()})
 
 
 def command_list(verbs: Verbs) -> str:

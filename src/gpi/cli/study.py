@@ -13,27 +13,41 @@ from gpi.study.definition import Job, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
 
 if TYPE_CHECKING:
-    from gpi.cli.parsing import Verbs
+    from gpi.cli.parsing import Parser, Verbs
 
 STUDY = "a .toml file, or one that is built in"
 OWN = "a name for an environment of yours, to use in the file's tasks; may be repeated"
 
 
 def add_study(verbs: Verbs) -> None:
-    """Add `gpi study`, whose first word says what to do with a study."""
+    """Add `gpi study`, whose second word says what to do with a study."""
     verb = verbs.add_parser(
-        "study", help="many runs: tasks by settings by seeds, from one file",
+        "study", help="many runs: tasks by settings by seeds, from one file", usage="gpi study ACTION [options]",
         description="A study is a TOML file with tasks, grids of settings, seeds and steps; each job of it is one run "
-        f"of `gpi train`. Built in: {', '.join(builtin_names())}. `show` prints the jobs and about how long they take.",
+        f"of `gpi train`. Built in: {', '.join(builtin_names())}.",
     )  # fmt: skip
-    verb.add_argument("action", choices=("show",), metavar="show", help="print the jobs of a study, and run nothing")
-    verb.add_argument("study", metavar="STUDY", help=STUDY)
-    verb.add_argument("--env", action="append", default=[], metavar="NAME=MODULE:ID", help=OWN)
-    verb.add_argument("--json", action="store_true", help="print one JSON object, with a list of jobs")
-    verb.set_defaults(run=run_study)
+    actions = verb.add_subparsers(metavar="ACTION", prog="gpi study", required=True, title="actions")
+    add_show(actions)
 
 
-def run_study(parsed: argparse.Namespace) -> int:
+def add_show(actions: Verbs) -> None:
+    """Add `gpi study show`."""
+    action = actions.add_parser(
+        "show", help="print the jobs of a study, and run nothing",
+        description="Print the jobs of a study, its steps, and about how much time and disk it takes.",
+    )  # fmt: skip
+    add_definition(action)
+    action.add_argument("--json", action="store_true", help="print one JSON object, with a list of jobs")
+    action.set_defaults(run=run_show)
+
+
+def add_definition(action: Parser) -> None:
+    """Add the arguments that say which study is meant."""
+    action.add_argument("study", metavar="STUDY", help=STUDY)
+    action.add_argument("--env", action="append", default=[], metavar="NAME=MODULE:ID", help=OWN)
+
+
+def run_show(parsed: argparse.Namespace) -> int:
     """Print a study."""
     study = load_study(parsed.study, named(parsed.env))
     print(as_json(study) if parsed.json else as_text(study))
