@@ -12,7 +12,7 @@ PACKS = "packs"
 
 
 def gathered(study: StudyDir) -> list[Result]:
-    """Return the results in all packs of a study, in the order of their names; raise FileError for one it cannot use."""
+    """Return the results in all packs of a study, ordered by name; raise FileError for one that cannot be used."""
     return [result for path in sorted((study.path / PACKS).glob("*.safetensors")) for result in read_pack(path)]
 
 
