@@ -3,7 +3,7 @@
 Importing this package changes no global setting and does not start JAX.
 """
 
-from gpi import study
+from gpi import study as study
 from gpi.api import audit, resume, train
 from gpi.config import Config
 from gpi.errors import GpiError, UsageError
@@ -15,5 +15,5 @@ from gpi.theory.mixture import Mixture, mixture, uniform_mixture
 __version__ = "0.1.0"
 __all__ = [
     "Config", "Evaluation", "GpiError", "Mixture", "Policy", "Run", "UsageError", "audit", "evaluate", "load",
-    "mixture", "resume", "study", "train", "uniform_mixture",
+    "mixture", "resume", "train", "uniform_mixture",
 ]  # fmt: skip
