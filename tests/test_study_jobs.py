@@ -17,12 +17,13 @@ from gpi.cli.study_run import duration
 from gpi.cli.train import typed_settings
 from gpi.config import Config
 from gpi.errors import DiskError, UsageError
+from gpi.rundir.lock import hold
 from gpi.study import begin, engine, machine_layout
 from gpi.study.begin import Options, matching, shard_of
 from gpi.study.compile_cache import CompileCache
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import Failure, Layout, StudyDir, is_done, read_failure, write_failure, write_study
-from gpi.study.gpus import Gpu, gpus, has_plugin
+from gpi.study.gpus import Gpu, gpus, has_plugin, sharing
 from gpi.study.jobs import KILLS, RETRIES, arguments, command, environment, last_line, outcome
 from gpi.study.locks import Shard, mount_of, read_shard, require_locks, take
 from gpi.study.programs import Compiled, program_of
@@ -240,6 +241,90 @@ def test_no_gpu_is_seen_without_the_plugin_of_jax_or_against_the_users_will(monk
     assert gpus() == []
 
 
+SMI = """#!/bin/sh
+echo '0, 143771'
+echo '1, 9'
+"""
+MPS = """#!/bin/sh
+cd "$(dirname "$0")"
+if [ "$1" = -d ]; then touch daemon; echo start >> said; exit 0; fi
+read words
+if [ ! -e daemon ]; then echo 'Cannot find MPS control daemon process'; exit 1; fi
+case "$words" in quit*) rm daemon; echo quit >> said;; esac
+"""
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs that answer as NVIDIA's do, a plugin of JAX, and an empty cache; returns where the daemon lives."""
+    for name, text in (("nvidia-smi", SMI), ("nvidia-cuda-mps-control", MPS)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "jax_cuda13_plugin-1.0.dist-info").mkdir()
+    (tmp_path / "jax_cuda13_plugin-1.0.dist-info" / "METADATA").write_text("Name: jax-cuda13-plugin\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache" / "xla"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    return tmp_path / "daemon"
+
+
+def said(daemon: Path) -> list[str]:
+    path = daemon.with_name("said")
+    return path.read_text().split() if path.exists() else []
+
+
+def test_gpus_are_seen_without_jax_and_chosen_by_the_user(nvidia: Path, monkeypatch: pytest.MonkeyPatch):
+    assert gpus() == [("0", 143771 << 20), ("1", 9 << 20)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpus() == [("1", 9 << 20)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus() == []
+
+
+def test_a_gpu_with_little_room_takes_fewer_jobs(nvidia: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_layout, "cores_here", lambda: 4)
+    layout = machine_layout.decide([job()], 1)
+    assert machine_layout.places(layout, [job()]) == (4, ("0", "1"), "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(UsageError, match="of a GPU, none has so much"):
+        machine_layout.places(layout, [job()])
+
+
+def test_mps_is_started_if_none_runs_and_stopped_by_the_last_that_needs_it(nvidia: Path):
+    with sharing() as note:
+        assert (note, nvidia.exists()) == ("", True)
+        with sharing() as note:
+            assert note == ""
+        assert nvidia.exists(), "the first still needs it"
+    assert not nvidia.exists()
+    assert said(nvidia) == ["start", "quit"]
+
+
+def test_a_daemon_of_somebody_else_is_left_alone(nvidia: Path):
+    nvidia.touch()
+    with sharing():
+        pass
+    assert nvidia.exists()
+    assert said(nvidia) == []
+
+
+def test_a_daemon_whose_starter_was_killed_is_stopped_by_the_next_runner(nvidia: Path):
+    script = "import os; from gpi.study.gpus import sharing\nwith sharing():\n os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", script], check=False)
+    assert nvidia.exists()
+    with pytest.raises(KeyboardInterrupt), sharing():
+        raise KeyboardInterrupt
+    assert not nvidia.exists()
+
+
+def test_without_mps_there_is_one_note(nvidia: Path):
+    nvidia.with_name("nvidia-cuda-mps-control").write_text("#!/bin/sh\nexit 1\n")
+    with sharing() as note:
+        assert "shared without MPS" in note
+
+
 def test_jobs_are_dealt_out_over_several_gpus():
     running = []
     for expected in ("0", "1", "2", "0", "1"):
@@ -287,6 +372,10 @@ def test_without_any_locks_a_job_counts_as_taken(tmp_path: Path, monkeypatch: py
     lock = take(tmp_path / "claims" / "a")
     assert lock is not None
     os.close(lock)
+    with hold(tmp_path):
+        pass
+    with pytest.raises(UsageError, match="--shard"):
+        require_locks(tmp_path, tmp_path / "held")
 
 
 def test_shards_are_disjoint_and_make_up_the_study():
@@ -392,7 +481,12 @@ def test_the_longest_job_is_first_and_nobody_compiles_what_another_compiles(tmp_
     found.running.append(Running(first, None, 0, "", engine.time.monotonic(), None, 0))  # type: ignore[arg-type]
     other, lock = found._next(Stop())  # type: ignore[misc]
     os.close(lock)
-    assert other.job is jobs[2], "not the longest, which waits for its program"
+    assert other.job is jobs[2], "not the longest, whose program is being compiled"
+    found.waiting = [again]
+    alone, lock = found._next(Stop())  # type: ignore[misc]
+    os.close(lock)
+    assert alone is again, "there is nothing else to do"
+    found.waiting.append(other)
     found.compiled.add(first.program)
     assert found._next(Stop())[0] is again  # type: ignore[index]
 
