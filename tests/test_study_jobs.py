@@ -469,7 +469,8 @@ def test_what_is_compiled_is_remembered_beside_the_cache(tmp_path: Path):
 
 def engine_of(tmp_path: Path, *jobs: Job) -> engine.Engine:
     study = study_of(tmp_path, *jobs)
-    parts = engine.Parts(None, None, None, Compiled(tmp_path / "xla"), Speeds())  # type: ignore[arg-type]
+    shown = Screen(io.StringIO())
+    parts = engine.Parts(shown, None, None, Compiled(tmp_path / "xla"), Speeds())  # type: ignore[arg-type]
     return engine.Engine(study, jobs, 0, machine_layout.Places(2, (), ""), Options(), parts)
 
 
@@ -493,6 +494,19 @@ def test_the_longest_job_is_first_and_nobody_compiles_what_another_compiles(tmp_
     found.waiting.append(other)
     found.compiled.add(first.program)
     assert found._next(Stop())[0] is again  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("steps", "attempts"), [([1024, 1024, 1024], 3), ([1024, 2048, 3072, 3072, 1024], 5)])
+def test_only_crashes_without_progress_count_against_a_job(tmp_path: Path, steps: list[int], attempts: int):
+    one = job()
+    found = engine_of(tmp_path, one)
+    for number, taken in enumerate(steps, 1):
+        [waiting] = found.waiting
+        found.waiting.clear()
+        waiting.attempts += 1
+        found._end(Running(waiting, None, 0, "", 0.0, None, 0, taken), 1)  # type: ignore[arg-type]
+        assert (one.name in found.aside) == (number == attempts)
+    assert read_failure(found.study, one) == Failure("exit code 1", 1, attempts)
 
 
 def test_whole_jobs_are_begun_only_if_they_end_in_time(tmp_path: Path):
