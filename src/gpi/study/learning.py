@@ -25,6 +25,18 @@ class Window(NamedTuple):
     error: float
 
 
+class RandomPolicy(NamedTuple):
+    """What a uniformly random policy meets on a task."""
+
+    sparsity: float
+    """The share of samples whose reward is at most 0.01."""
+    mean: float
+    """Of the returns of its episodes."""
+    deviation: float
+    """Their standard deviation."""
+    episodes: int
+
+
 class Course(NamedTuple):
     """What one seed learned and lost."""
 
@@ -90,5 +102,9 @@ def learning_occurs(finals: np.ndarray, random_mean: float, random_deviation: fl
             f"final performance {finals.tolist()} and the random policy's {random_mean} ± {random_deviation} in "
             f"{random_episodes} episodes; give finite numbers of at least one seed and one episode"
         )
-    error = random_deviation * math.sqrt(1.0 / random_episodes + 1.0 / (EPISODES * finals.size))
-    return bool(finals.mean() - random_mean > max(MARGIN, ERRORS * error))
+    return bool(finals.mean() - random_mean > margin(random_deviation, random_episodes, finals.size))
+
+
+def margin(random_deviation: float, random_episodes: int, seeds: int) -> float:
+    """Return by how much so many seeds must exceed the random policy's mean return (`learning_occurs`)."""
+    return max(MARGIN, ERRORS * random_deviation * math.sqrt(1.0 / random_episodes + 1.0 / (EPISODES * seeds)))
