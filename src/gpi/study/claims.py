@@ -39,7 +39,7 @@ PAIRS = {"PPO": ("ppo", "geppo"), "TRPO": ("trpo", "getrpo"), "VMPO": ("vmpo", "
 BEST = "Best"
 KAPPAS = ("0", "0.5", "1")
 SEEDS, STEPS = 5, 1_000_000
-"""The least that a result must have to count for a claim; the caller leaves out shorter runs."""
+"""What a result must have to count for a claim: so many seeds or more; the caller leaves out runs of other lengths."""
 FEWEST_TASKS = 10  # of a reading of other data than the paper's
 SPARSE = 0.99
 SLACK = 1e-9
@@ -150,7 +150,7 @@ def of_column(column: str, ahead: int, learned: int) -> list[Claim]:
     return [
         Claim(f"{column}-outperforms", column, f"Generalized outperforms on-policy: {against}", number,
               f"{where}, above one half", quantity, 0.5, True, (0.0, 1.0)),
-        Claim(f"{column}-number", column, f"In so many tasks: {against}", number,
+        Claim(f"{column}-number", column, f"In as many tasks as the paper says: {against}", number,
               f"{where}, at least {ahead}/{learned}", quantity, ahead / learned, False, (0.0, 1.0)),
     ]  # fmt: skip
 

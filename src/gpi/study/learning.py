@@ -78,10 +78,11 @@ def course(curve: np.ndarray) -> Course:
     if curve.ndim != 2 or curve.shape[1] != 3 or not len(curve) or not np.isfinite(curve).all():
         raise UsageError(f"a curve has the shape {curve.shape}; give finite numbers [bins, 3]: episodes, mean, square")
     width = min(BEST_BINS, len(curve))
-    windows = [window(curve[first : first + width]) for first in range(len(curve) - width + 1)]
-    best = max(
-        (one for one in windows if one.episodes > 1), key=lambda one: one.mean, default=Window(0, math.nan, math.inf)
-    )
+    episodes = np.convolve(curve[:, COUNT], np.ones(width), "valid")
+    sums = np.convolve(curve[:, COUNT] * curve[:, MEAN], np.ones(width), "valid")
+    means = np.where(episodes > 1.0, sums / np.maximum(episodes, 1.0), -math.inf)
+    first = int(np.argmax(means))
+    best = window(curve[first : first + width]) if means[first] > -math.inf else Window(0, math.nan, math.inf)
     last = window(curve[-LAST_BINS:])
     learned = best.mean > LEARNED_RETURN
     certain = learned and best.mean - last.mean > ERRORS * math.hypot(best.error, last.error)
