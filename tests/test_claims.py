@@ -71,7 +71,7 @@ def test_missing_tasks_kappas_and_seeds_are_named_and_nothing_is_judged_as_the_p
     first, last = readings_of(some, RANDOM)
     judged = judge(some, RANDOM, first)
     assert {one.verdict for one in judged} == {MISSING} and all(math.isnan(one.estimate) for one in judged)
-    assert "no geppo-kappa0, geppo-kappa0.5; 17 of 28 tasks" in first.columns["PPO"].missing
+    assert "no kappa 0, no kappa 0.5, 17 of 28 tasks" in first.columns["PPO"].missing
     assert last.name == "not the paper's: 17 tasks, kappa = 1 only" and not last.of_paper
     other = {one.claim.name: one for one in judge(some, RANDOM, last)}
     assert other["Best-outperforms"].verdict == HOLDS

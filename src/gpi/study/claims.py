@@ -269,14 +269,17 @@ def columns_of(enough: Mapping[str, set[str]], kappas: Sequence[str], whole: boo
 
 
 def lacking(enough: Mapping[str, set[str]], arms: Sequence[str], tasks: Sequence[str], fewest: int) -> str:
-    """Say what is missing for a column: whole arms, and tasks."""
+    """Say what is missing for a column: whole kappas or arms, and tasks."""
     absent = [arm for arm in arms if not enough.get(arm)]
-    words = [f"no {', '.join(absent)}"] if absent else []
+    whole = [kappa for kappa in KAPPAS if any(arm.endswith(f"-kappa{kappa}") for arm in arms)
+             and all(arm in absent for arm in arms if arm.endswith(f"-kappa{kappa}"))]  # fmt: skip
+    single = [arm for arm in absent if not arm.endswith(tuple(f"-kappa{kappa}" for kappa in whole))]
+    words = [f"no {name}" for name in (*(f"kappa {kappa}" for kappa in whole), *single)]
     rest = [arm for arm in arms if arm not in absent]
     common = [task for task in dmc.TASKS if all(task in enough[arm] for arm in rest)] if rest else []
     if rest and len(common) < fewest:
-        words.append(f"{len(common)} of {fewest} tasks with {SEEDS} seeds of {STEPS:,} steps of every other arm")
-    return "; ".join(words) or f"{len(tasks)} of {fewest} tasks"
+        words.append(f"{len(common)} of {fewest} tasks have {SEEDS} seeds of {STEPS:,} steps")
+    return ", ".join(words) or f"{len(tasks)} of {fewest} tasks have every arm"
 
 
 # --- judging --------------------------------------------------------------------------------------------------------

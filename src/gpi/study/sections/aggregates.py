@@ -10,7 +10,7 @@ from gpi.envs import dmc
 from gpi.study.blocks import Chart, Line, Section, Table
 from gpi.study.intervals import Interval, Strata, interval, strata_of
 from gpi.study.sections.pairs import Pair, pairs_of
-from gpi.study.sections.words import FINAL, INTERVALS, Material, plural
+from gpi.study.sections.words import FINAL, INTERVALS, Material, bounds_of, plural
 from gpi.study.statistics import (
     AGGREGATES,
     SCALE,
@@ -38,20 +38,23 @@ def aggregates_section(material: Material) -> Section | None:
         blocks += [aggregates_table(material, tasks, scores, end), profile_chart(material, tasks, scores, end)]
     found = improvement_table(material)
     text = (
-        "Over the same tasks arms can be compared; arms with other tasks are in tables of their own. A mean over tasks "
+        "Arms can be compared over the same tasks and steps; others are in tables of their own. A mean over tasks "
         "says nothing about a single one: see the differences task by task.",
     )
     return Section("aggregates", "Over all tasks", text, (*blocks, *([found] if found else [])))
 
 
 def groups(material: Material) -> list[tuple[tuple[str, ...], list[str]]]:
-    """Return sets of tasks, and with each the arms that have all of them; every arm's own tasks are among the sets.
+    """Return sets of tasks, and with each the arms that have all of them, with as many steps.
 
-    The largest sets come first; where there are many different ones, only the first few are shown.
+    Every arm's own tasks are among the sets, the largest first; of many different ones only the first few are shown.
     """
-    finals, order = material.finals, material.results.tasks
-    sets = {tuple(task for task in order if task in tasks): None for tasks in finals.values()}
-    found = [(tasks, [arm for arm in finals if set(tasks) <= set(finals[arm])]) for tasks in sets]
+    finals, order, arms = material.finals, material.results.tasks, material.results.arms
+    sets = {(arms[arm].steps, tuple(task for task in order if task in tasks)): None for arm, tasks in finals.items()}
+    found = [
+        (tasks, [arm for arm in finals if set(tasks) <= set(finals[arm]) and arms[arm].steps == steps])
+        for steps, tasks in sets
+    ]
     return sorted(found, key=lambda one: (-len(one[0]) * len(one[1]), -len(one[0])))[:GROUPS_LIMIT]
 
 
@@ -64,8 +67,9 @@ def all_aggregates(scores: Mapping[str, np.ndarray]) -> dict[str, Interval]:
     found = interval(several, strata_of(scores))
     ends = {}
     for place, (name, (_, bounds)) in enumerate(AGGREGATES.items()):
+        least, largest = bounds if name == "optimality gap" else bounds_of(scores)
         estimate, low, high = (x[place] for x in found)
-        ends[name] = Interval(estimate, np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
+        ends[name] = Interval(estimate, np.maximum(low, least), np.minimum(high, largest))
     return ends
 
 

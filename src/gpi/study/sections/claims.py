@@ -27,9 +27,7 @@ from gpi.study.theory_claims import theory_claims
 
 COLUMNS = ("claim", "paper", "ours", "95 % interval", "verdict", "judged by")
 PAPER_ARMS = {name for one, other in PAIRS.values() for name in (one, *(f"{other}-kappa{kappa}" for kappa in KAPPAS))}
-SEVERAL = {
-    HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "are undecided", MISSING: "are not judged as data are missing",
-}  # fmt: skip
+VERDICTS = (HOLDS, FAILS, UNDECIDED, MISSING)
 RULE = (
     "The rule, written down before it was applied to any result: each claim is a quantity and a bar. It holds when the "
     "whole 95 % interval of the quantity is on the claim's side of the bar, does not hold when all of it is on the "
@@ -66,19 +64,27 @@ def paper_finals(material: Material) -> dict[str, dict[str, np.ndarray]]:
 def summary(said: Sequence[Judgement]) -> str:
     """Say how many claims got each verdict."""
     counts = Counter(one.verdict for one in said)
-    return ", ".join(f"{counts[verdict]} {words}" for verdict, words in SEVERAL.items() if counts[verdict])
+    return "; ".join(f"{verdict.partition(':')[0]} {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
 
 
 def claims_table(reading: Reading, said: Sequence[Judgement]) -> Table:
     """Return the table of the claims in one reading."""
-    rows = []
-    for one in said:
-        claim = one.claim
-        said_so = f"{one.verdict} ({one.missing})" if one.missing else one.verdict
-        rows.append((claim.words, claim.paper, ours(one), between(one), said_so, claim.judged))
+    why = any(one.missing for one in said)
+    rows = [
+        (one.claim.words, one.claim.paper, ours(one), between(one), one.verdict, one.claim.judged,
+         *([one.missing] if why else []))
+        for one in said
+    ]  # fmt: skip
     name = "claims" if reading.of_paper else slug(f"claims {reading.name.split(': ', 1)[-1]}")
     title = f"Claims, {reading.name}"
-    return Table(name, title, f"{FINAL} {NO_LEARNING}", COLUMNS, tuple(rows), (Tags(),) * len(rows))
+    return Table(
+        name,
+        title,
+        f"{FINAL} {NO_LEARNING}",
+        (*COLUMNS, *(["missing"] if why else [])),
+        tuple(rows),
+        (Tags(),) * len(rows),
+    )
 
 
 def ours(one: Judgement) -> str | None:
@@ -87,12 +93,9 @@ def ours(one: Judgement) -> str | None:
         return None
     if one.claim.scale == "share":
         return f"{round(one.estimate * one.tasks)} of {plural(one.tasks, 'task')} ({100 * one.estimate:.0f} %)"
-    return f"{one.estimate:.{2 if one.claim.scale == 'correlation' else 1}f}" + unit(one)
-
-
-def unit(one: Judgement) -> str:
-    """Return the unit of a quantity."""
-    return {"return": " of return", "tasks": " tasks"}.get(one.claim.scale, "")
+    if one.claim.scale == "tasks":
+        return f"{one.estimate:.0f} of {one.claim.bounds[1]:.0f}"
+    return f"{one.estimate:.2f}" if one.claim.scale == "correlation" else f"{one.estimate:.1f} of return"
 
 
 def between(one: Judgement) -> str | None:

@@ -9,10 +9,10 @@ import numpy as np
 from gpi.config import Config
 from gpi.study.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.frame import kappa_of, reuses
-from gpi.study.sections.aggregates import improvement_row
+from gpi.study.sections.aggregates import all_aggregates, improvement_row
 from gpi.study.sections.pairs import Pair, controls_of, pairs_of, settings_of
-from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, plural, slug
-from gpi.study.statistics import SPLITS_LIMIT, aggregate, differences, student
+from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, mean_of, plural, slug
+from gpi.study.statistics import SPLITS_LIMIT, differences
 
 CERTAIN = 0.05
 P_NOTE = (
@@ -130,7 +130,7 @@ def reuse_chart(material: Material, families: Sequence[Sequence[str]], task: str
             continue
         configs = [material.results.arms[arm] for arm in there]
         values = [material.finals[arm][task] for arm in there]
-        mean, low, high = np.array([student(x) for x in values]).T
+        mean, low, high = np.array([mean_of(task, x) for x in values]).T
         seeds = np.full((max(map(len, values)), len(there)), np.nan)
         for place, x in enumerate(values):
             seeds[: len(x), place] = x
@@ -151,7 +151,7 @@ def reuse_tables(material: Material, arms: Sequence[str], number: int) -> list[T
         for arm in arms:
             if task in material.finals[arm]:
                 x = material.finals[arm][task]
-                rows.append((task, material.results.arms[arm].B, len(x), *student(x)))
+                rows.append((task, material.results.arms[arm].B, len(x), *mean_of(task, x)))
                 tags.append(material.tags(arm, task))
     end = "" if number == 0 else f"-{number + 1}"
     columns = ("task", "B", "seeds", "mean", "low", "high")
@@ -160,12 +160,11 @@ def reuse_tables(material: Material, arms: Sequence[str], number: int) -> list[T
     common = [task for task in material.results.tasks if all(task in material.finals[arm] for arm in arms)]
     if not common:
         return [table]
-    scores = {arm: {task: material.finals[arm][task] for task in common} for arm in arms}
-    overall = tuple(
-        (material.results.arms[arm].B, *(float(x) for name in ("mean", "iqm") for x in aggregate(name, scores[arm])))
-        for arm in arms
-    )
+    rows = []
+    for arm in arms:
+        found = all_aggregates({task: material.finals[arm][task] for task in common})
+        rows.append((material.results.arms[arm].B, *(float(x) for name in ("mean", "iqm") for x in found[name])))
     note = f"Over {listed(common)}. {FINAL} {INTERVALS}"
     columns = ("B", "mean", "mean low", "mean high", "IQM", "IQM low", "IQM high")
     title = f"Over the tasks that every B has. {reuse_label(config)}"
-    return [Table(f"reuse{end}", title, note, columns, overall, tuple(map(material.tags, arms))), table]
+    return [Table(f"reuse{end}", title, note, columns, tuple(rows), tuple(map(material.tags, arms))), table]

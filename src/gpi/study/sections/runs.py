@@ -8,7 +8,7 @@ from gpi.study.blocks import Chart, Line, Section, Table
 from gpi.study.frame import FINISHED, Seed
 from gpi.study.learning import Course, course
 from gpi.study.results import BIN
-from gpi.study.sections.words import Material, plural, slug
+from gpi.study.sections.words import Material, bounds_of, plural, slug
 from gpi.study.statistics import reach_of
 
 POINTS = 100
@@ -38,7 +38,7 @@ def curve_chart(material: Material, task: str) -> Chart:
         steps, returns = results.curves(task, arm, POINTS)
         if not len(steps):
             continue
-        mean, low, high = bands(returns)
+        mean, low, high = bands(returns, bounds_of([task]))
         lines.append(Line(arm, steps, mean, low, high, returns, material.tags(arm, task)))
     width = max((len(line.x) for line in lines), default=0)
     note = "Student's interval of 95 % over the seeds at each point." + (
@@ -47,7 +47,7 @@ def curve_chart(material: Material, task: str) -> Chart:
     return Chart(slug(f"curve-{task}"), task, note, "steps", "return", tuple(lines), tags=material.tags(task=task))
 
 
-def bands(returns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bands(returns: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean over seeds at each point and the ends of Student's interval, of the seeds that have it."""
     known = np.isfinite(returns)
     count = known.sum(axis=0)
@@ -55,7 +55,7 @@ def bands(returns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     squares = np.where(known, (returns - mean) ** 2, 0.0).sum(axis=0)
     spread = np.sqrt(squares / np.maximum(count - 1, 1))
     reach = np.array([reach_of(int(seeds)) for seeds in count]) * spread
-    return mean, mean - reach, mean + reach
+    return mean, np.maximum(mean - reach, bounds[0]), np.minimum(mean + reach, bounds[1])
 
 
 # --- learned and lost -----------------------------------------------------------------------------------------------
