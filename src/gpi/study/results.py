@@ -57,10 +57,15 @@ class Result:
     @property
     def key(self) -> str:
         """What makes results comparable seed by seed: the task, and every setting that makes an arm."""
-        settings = {name: x for name, x in dataclasses.asdict(self.config).items() if name not in NOT_OF_ARM}
-        if ALGORITHMS[self.config.algorithm].plan == "on_policy":
-            del settings["kappa"]
-        return json.dumps([self.config.short_task, settings], sort_keys=True)
+        return key_of(self.config)
+
+
+def key_of(config: Config) -> str:
+    """Return the task and every setting that makes an arm as one text: equal for runs that differ in seeds only."""
+    settings = {name: x for name, x in dataclasses.asdict(config).items() if name not in NOT_OF_ARM}
+    if ALGORITHMS[config.algorithm].plan == "on_policy":
+        del settings["kappa"]
+    return json.dumps([config.short_task, settings], sort_keys=True)
 
 
 def read_result(directory: str | Path) -> Result:
