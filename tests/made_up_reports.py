@@ -36,7 +36,7 @@ def curves(rng: np.random.Generator, tasks: Sequence[str], arms: Sequence[Tags])
     shape = (len(tasks), len(arms), SEEDS, 1)
     task = (len(tasks), 1, 1, 1)
     arm = (len(tasks), len(arms), 1, 1)
-    reuse = np.array([0.75 + 0.06 * float(one.kappa or -1) for one in arms]).reshape(1, -1, 1, 1)
+    reuse = np.array([0.75 + 0.06 * bool(one.kappa) for one in arms]).reshape(1, -1, 1, 1)
     height = rng.choice([1000, 980, 900, 700, 350, 80, 5], task) * np.clip(
         reuse + rng.normal(0.0, 0.1, arm) + rng.normal(0.0, 0.05, shape), 0.02, 1
     )
@@ -226,3 +226,15 @@ def reuse(rng: np.random.Generator, tasks: Sequence[str]) -> Section:
                   lines, log_x=True),
         ),
     )  # fmt: skip
+
+
+def hostile_report() -> Report:
+    """A report whose every string is an attack, or at least a nuisance."""
+    arms = [Tags(algorithm=name, kappa=kappa) for name, kappa in zip(HOSTILE[:4], ("", *HOSTILE[4:7]), strict=True)]
+    made = made_up_report(HOSTILE, arms)
+    every = "".join(HOSTILE[:9])
+    table = Table(every, every, every, (every, every), ((every, every), (None, float("inf"))))
+    section = Section(every, every, (every,), (table,))
+    return made._replace(
+        title=every, lead=HOSTILE, sections=(*made.sections, section), commands=HOSTILE, versions={every: every}
+    )

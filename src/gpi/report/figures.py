@@ -76,10 +76,10 @@ def sheet_of(title: str, charts: Sequence[Chart], looks: Looks) -> Figure:
         foot = legend_inches(list(labels), inches)
         tall = PANEL[1] * height + foot + 0.95
         figure = new_figure(inches, tall, (0.65, 0.15, foot + 0.5, 0.75), gaps=(0.24, 0.36))
-        axes = np.atleast_1d(figure.subplots(height, columns, squeeze=False)).flat
+        axes = list(figure.subplots(height, columns, squeeze=False).flat)
         for axis, chart in zip(axes, charts, strict=False):
             draw_lines(axis, chart, looks, small=True)
-        for axis in list(axes)[len(charts) :]:
+        for axis in axes[len(charts) :]:
             axis.remove()
         figure.text(0.1 / inches, 1.0 - 0.12 / tall, fit(title), ha="left", va="top", fontsize=12, fontweight="bold")
         words = fit(f"{charts[0].y_label} against {charts[0].x_label}")
@@ -234,7 +234,9 @@ def draw_series(axis: Axes, chart: Chart, number: int, row_looks: Sequence[Look]
     values, low, high = (np.array([value_at(array, row) for row in rows]) for array in (line.y, line.low, line.high))
     colours = [colour(look) for look in row_looks]
     if not chart.points:
-        axis.barh(places, np.nan_to_num(values), height * 0.88, color=colours, alpha=0.85, zorder=2)
+        axis.barh(
+            places, np.where(np.isfinite(values), values, 0.0), height * 0.88, color=colours, alpha=0.85, zorder=2
+        )
     axis.hlines(places, low, high, color="#1c2126", lw=0.9, alpha=0.8, zorder=3)
     if chart.points:
         axis.scatter(values, places, s=26, c=colours, edgecolors="white", lw=0.6, zorder=4)

@@ -71,14 +71,19 @@ def page(report: Report, beside: bool = False) -> str:
 
 
 def style() -> str:
-    """Return the style sheet, with the colours of lines on white and on black and their dashes."""
+    """Return the style sheet, with the colours of lines on white and on black, white again on paper, and dashes."""
     light, dark = ("".join(f"--c{i}:{colour[kind]};" for i, colour in enumerate(COLOURS)) for kind in (0, 1))
     uses = "".join(f".c{i}{{--c:var(--c{i})}}" for i in range(len(COLOURS)))
     dashes = "".join(f".d{i}{{--d:{' '.join(f'{x:g}' for x in dash) or 'none'}}}" for i, dash in enumerate(DASHES))
     sheet = (HERE / "style.css").read_text()
-    night = sheet.partition("/* dark */")[2].partition("/* end of dark */")[0] + dark
-    sheet = sheet.replace("/* light lines */", light).replace("/* dark lines */", dark)
-    return f"{sheet}@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{night}}}}}\n{uses}\n{dashes}"
+    day, night = (sheet.partition(f"/* {name} */")[2].partition("/* end")[0] for name in ("light", "dark"))
+    return f"""{sheet}
+:root{{{light}}}
+:root[data-theme=dark]{{{dark}}}
+@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{night}{dark}}}}}
+@media print{{:root:root:root{{{day}{light}}}}}
+{uses}
+{dashes}"""
 
 
 def paragraphs(texts: tuple[str, ...]) -> str:
@@ -108,7 +113,7 @@ def filters(facets: Facets) -> str:
     """Return the filters, which show themselves if the script runs."""
     sets = "".join(filter_of(key, title, getattr(facets, key)) for key, title in FACETS.items())
     return f"""<form id="Filters" class="filters" aria-label="Filters" autocomplete="off"><details>
-<summary><span>Filters</span> <output id="Shown" aria-live="polite"></output></summary>
+<summary><span>Filters</span> <span id="Shown" role="status"></span></summary>
 <div class="sets">{sets}
 <fieldset class="chips"><legend>Draw</legend><div class="options">
 <label><input type="checkbox" checked data-show="seeds"><span>seeds</span></label>

@@ -1,6 +1,7 @@
 "use strict";
 (() => {
   const SIZE = 10000;
+  const MANY = 6; // lines; with more, bands and seeds are fainter
   const root = document.documentElement;
   const all = (query, within = document) => [...within.querySelectorAll(query)];
   const byId = (id) => document.getElementById(id);
@@ -48,6 +49,7 @@
     for (const set of sets) set.count.textContent = `${checked(set).length} of ${set.boxes.length}`;
     byId("Shown").textContent = sets.map((set) => `${set.count.textContent} ${WORDS[set.key]}`).join(", ");
     for (const note of all(".counted")) count(note);
+    for (const plot of all(".plot")) plot.classList.toggle("many", all(".line:not(.off)", plot).length > MANY);
     for (const name of ["seeds", "bands"]) {
       root.classList.toggle(`no-${name}`, !form.querySelector(`[data-show=${name}]`).checked);
     }
@@ -93,7 +95,7 @@
       for (const box of set.boxes) box.checked = !asked[set.key] || asked[set.key].has(box.value);
     }
     apply();
-    byId(place())?.scrollIntoView({ behavior: "instant" });
+    byId(place())?.scrollIntoView();
   }
 
   form.addEventListener("submit", (event) => event.preventDefault());

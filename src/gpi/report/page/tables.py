@@ -19,6 +19,8 @@ VERDICTS = {  # the words that decide a claim, their symbol and their colour
     "not judged": ("○", "missing"),
 }
 
+PLURAL = {"holds": "hold", "does not hold": "do not hold"}
+
 
 def verdict_of(cell: Cell) -> str | None:
     """Return the verdict that a cell begins with, if it does."""
@@ -110,10 +112,9 @@ def tally(block: Table) -> str:
     if not found:
         return ""
     parts = "".join(
-        f'<span class="verdict {colour}"><span aria-hidden="true">{symbol}</span> {found.count(word)} {plural}</span> '
-        for (word, (symbol, colour)), plural in zip(
-            VERDICTS.items(), ("hold", "do not hold", "undecided", "not judged"), strict=True
-        )
+        f'<span class="verdict {colour}"><span aria-hidden="true">{symbol}</span> {found.count(word)} '
+        f"{word if found.count(word) == 1 else PLURAL.get(word, word)}</span> "
+        for word, (symbol, colour) in VERDICTS.items()
         if word in found
     )
     return f'<p class="tally">{parts}</p>'

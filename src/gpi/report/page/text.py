@@ -30,7 +30,7 @@ def escape(text: str) -> str:
 
 def slug(text: str) -> str:
     """Return a text as a name of a file and of a place in the page: ASCII letters, digits, dots and dashes."""
-    name = re.sub(r"[^a-z0-9._]+", "-", text.lower())[:SLUG_LIMIT].strip("-._")
+    name = re.sub(r"\.\.+|[^a-z0-9._]+", "-", text.lower())[:SLUG_LIMIT].strip("-._")
     return name or "part"
 
 
