@@ -265,6 +265,16 @@ def test_a_line_is_broken_where_values_are_missing():
     assert [len(piece) for piece in numbers(path.attributes["d"].replace("h0", ""))] == [2, 1, 2]
 
 
+def test_a_line_of_many_points_is_thinned_and_keeps_its_ends():
+    x = np.arange(10_001.0)
+    root = one_chart((Line("a", x, x, x - 1, x + 1, np.stack([x, x])),))
+    [path], [plot] = root.all("path", class_="mean"), root.all("div", class_="plot")
+    [piece] = numbers(path.attributes["d"])
+    assert len(piece) == 400 and (piece[0][0], piece[-1][0]) == (0, 10_000)
+    assert len(numbers(root.all("path", class_="seeds")[0].attributes["d"])) == 2
+    assert "10k" in plot.text
+
+
 def test_charts_of_one_task_each_share_a_grid_and_a_legend(whole: str):
     [grid] = tree(whole).all("div", class_="multiples")
     assert len(grid.all("figure", class_="small")) == len(TASKS)

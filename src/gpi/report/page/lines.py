@@ -19,6 +19,7 @@ from gpi.report.page.text import brief, escape, step_tick, tick
 SIZE = 10_000
 FAR = 100 * SIZE
 X_TICKS, Y_TICKS = 5, 5
+MOST = 400  # points of a line
 MANY = 6  # lines; with more, bands and seeds are fainter
 
 
@@ -68,6 +69,7 @@ def at_end(place: float) -> str:
 
 def one_line(line: Line, x: Axis, y: Axis, look: Look, facets: Facets) -> tuple[str, str]:
     """Return the two layers of a line: its band and seeds; and itself, with points if they are few."""
+    line = thinned(line)
     points = np.asarray(line.x, np.float64)
     below, above = [], [("mean", path(points, line.y, x, y))]
     if line.low is not None and line.high is not None:
@@ -80,6 +82,15 @@ def one_line(line: Line, x: Axis, y: Axis, look: Look, facets: Facets) -> tuple[
     title, mark = f"<title>{escape(summary_of(line))}</title>", facets.mark(line.tags)
     back, front = ("".join(f'<path class="{kind}" d="{d}"/>' for kind, d in parts if d) for parts in (below, above))
     return f'<g class="back {look.name}"{mark}>{back}</g>', f'<g class="line {look.name}"{mark}>{title}{front}</g>'
+
+
+def thinned(line: Line) -> Line:
+    """Return a line with no more points than a screen shows, the first and the last among them."""
+    if len(line.x) <= MOST:
+        return line
+    kept = np.linspace(0, len(line.x) - 1, MOST).round().astype(np.int64)
+    parts = {name: getattr(line, name) for name in ("x", "y", "low", "high", "seeds")}
+    return line._replace(**{name: part[..., kept] for name, part in parts.items() if part is not None})
 
 
 def pieces(points: np.ndarray, values: np.ndarray, x: Axis, y: Axis) -> list[np.ndarray]:

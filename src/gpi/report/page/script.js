@@ -264,19 +264,24 @@
     show(plot, next, Math.max(0, Math.min(at + move[1], next.mean.length - 1)));
   }
 
-  for (const plot of all(".plot")) {
-    plot.addEventListener("pointermove", (event) => nearest(plot, event));
-    plot.addEventListener("pointerdown", (event) => nearest(plot, event));
-    plot.addEventListener("pointerleave", hide);
-    plot.addEventListener("blur", hide);
-    plot.addEventListener("keydown", (event) => walk(plot, event));
+  function tell(row, event) {
+    const marks = all(".mark:not(.off)", row).map((mark) => text("span", mark.dataset.said, colourOf(mark)));
+    say([text("b", row.querySelector(".name").textContent), ...marks], event.clientX, event.clientY);
   }
-  for (const row of all(".row:not(.axis)")) {
-    row.addEventListener("pointermove", (event) => {
-      const marks = all(".mark:not(.off)", row).map((mark) => text("span", mark.dataset.said, colourOf(mark)));
-      say([text("b", row.querySelector(".name").textContent), ...marks], event.clientX, event.clientY);
+
+  function point(element, act) {
+    for (const kind of ["pointermove", "pointerdown"]) element.addEventListener(kind, (event) => act(element, event));
+    element.addEventListener("pointerleave", (event) => { // a finger leaves at once, and what it asked for stays
+      if (event.pointerType !== "touch") hide();
     });
-    row.addEventListener("pointerleave", hide);
+  }
+
+  addEventListener("pointerdown", hide, { capture: true }); // elsewhere; here it is shown again
+  for (const row of all(".row:not(.axis)")) point(row, tell);
+  for (const plot of all(".plot")) {
+    point(plot, nearest);
+    plot.addEventListener("blur", () => { if (dot.parentNode === plot) hide(); });
+    plot.addEventListener("keydown", (event) => walk(plot, event));
   }
   for (const item of all(".legend.lines li")) {
     item.addEventListener("pointerenter", () => {
