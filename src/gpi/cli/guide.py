@@ -45,8 +45,12 @@ EXAMPLES = {
     "record": ("gpi record runs/spin --out spin.mp4",),
     "export": ("gpi export runs/spin --out policy", "gpi export runs/spin --format onnx --out policy.onnx"),
     "mixture": ("gpi mixture --B 2 --kappa 0.5", "gpi mixture --plot mixture.png"),
-    "study": ("gpi study show quick",),
+    "study": ("gpi study show quick", "gpi study run quick --out studies/quick"),
     "study show": ("gpi study show quick", "gpi study show paper --json"),
+    "study run": (
+        "gpi study run quick --out studies/quick",
+        "gpi study run paper --out studies/paper --only 'cheetah-run' --for 25m",
+    ),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
 }
@@ -59,6 +63,8 @@ EXIT_CODES = """exit codes:
   5  the disk is full or not writable
   6  the environment broke its contract
   7  every seed diverged
+  8  some jobs of a study were set aside: the last lines say why
+  9  the time of `gpi study run --for` is up, jobs are left: again
   129, 130, 143  hung up, interrupted or terminated, all saved:
      `gpi resume DIR` continues
   141  nobody read the output to its end; training never ends like this

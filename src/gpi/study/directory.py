@@ -6,6 +6,7 @@
     packs/          results of other machines (`gpi study merge`)
     logs/JOB.log    what a job's process said
     failed/JOB.json a job that was set aside: its last line, exit code and attempts
+    claims/JOB      locked by the runner that has the job
     runners/        a file for each runner, locked while it lives: which jobs it runs
     report/         what `gpi study report` wrote
 
@@ -177,9 +178,13 @@ def new_blocks(have: Iterable[Job], config: Config) -> list[tuple[int, int]]:
 
 
 def is_done(study: StudyDir, job: Job) -> bool:
-    """Return whether a job's run has all its steps (a run with every step and frozen seeds is done too)."""
+    """Return whether a job's run has all its steps (a run with every step and frozen seeds is done too).
+
+    config.json alone does not say it: a run that was killed while it was being extended has the new steps there, and
+    still the old DONE.
+    """
     done = read_done(study.run(job))
-    return done is not None and done["complete"] and config_steps(study.run(job)) >= job.config.steps
+    return done is not None and done["complete"] and max(done["steps"], default=0) >= job.config.steps
 
 
 def config_steps(run: Path) -> int:
@@ -193,14 +198,24 @@ def config_steps(run: Path) -> int:
 
 def steps_taken(run: Path) -> int:
     """Return the steps that each seed of a run has taken so far, from the last row of timing.csv."""
+    return last_timing(run)[0]
+
+
+def last_timing(run: Path) -> tuple[int, float]:
+    """Return the steps that each seed of a run has taken, and the seconds that took; both 0 before an iteration."""
     try:
         with (run / "timing.csv").open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             whole, _, _torn = file.read().decode(errors="replace").rpartition("\n")
     except OSError:
-        return 0
+        return 0, 0.0
     cells = whole.splitlines()[-1].split(",") if whole else []
-    return int(cells[1]) if len(cells) > 1 and cells[1].isdecimal() else 0  # the header alone has no number
+    if len(cells) < 2 or not cells[1].isdecimal():  # the header alone has no number
+        return 0, 0.0
+    try:
+        return int(cells[1]), float(cells[-1])
+    except ValueError:
+        return int(cells[1]), 0.0
 
 
 def read_failure(study: StudyDir, job: Job) -> Failure | None:
@@ -210,3 +225,10 @@ def read_failure(study: StudyDir, job: Job) -> Failure | None:
         return None
     about = files.parse_json(files.read(path.parent, path.name, files.JSON_LIMIT), path.name)
     return Failure(str(about.get("line", "")), int(about.get("code", 1)), int(about.get("attempts", 1)))
+
+
+def write_failure(study: StudyDir, job: Job, failure: Failure) -> None:
+    """Set a job aside."""
+    path = study.failure(job)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, (json.dumps(failure._asdict(), indent=1) + "\n").encode())

@@ -61,7 +61,7 @@ class Result:
 
 
 def key_of(config: Config) -> str:
-    """Return the task and every setting that makes an arm as one text: equal for runs that differ in seeds only."""
+    """Return what runs have in common that differ in nothing but their seeds, steps and machine."""
     settings = {name: x for name, x in dataclasses.asdict(config).items() if name not in NOT_OF_ARM}
     if ALGORITHMS[config.algorithm].plan == "on_policy":
         del settings["kappa"]
