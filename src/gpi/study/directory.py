@@ -177,9 +177,13 @@ def new_blocks(have: Iterable[Job], config: Config) -> list[tuple[int, int]]:
 
 
 def is_done(study: StudyDir, job: Job) -> bool:
-    """Return whether a job's run has all its steps (a run with every step and frozen seeds is done too)."""
+    """Return whether a job's run has all its steps (a run with every step and frozen seeds is done too).
+
+    config.json alone does not say it: a run that was killed while it was being extended has the new steps there, and
+    still the old DONE.
+    """
     done = read_done(study.run(job))
-    return done is not None and done["complete"] and config_steps(study.run(job)) >= job.config.steps
+    return done is not None and done["complete"] and max(done["steps"], default=0) >= job.config.steps
 
 
 def config_steps(run: Path) -> int:
@@ -210,3 +214,10 @@ def read_failure(study: StudyDir, job: Job) -> Failure | None:
         return None
     about = files.parse_json(files.read(path.parent, path.name, files.JSON_LIMIT), path.name)
     return Failure(str(about.get("line", "")), int(about.get("code", 1)), int(about.get("attempts", 1)))
+
+
+def write_failure(study: StudyDir, job: Job, failure: Failure) -> None:
+    """Set a job aside."""
+    path = study.failure(job)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, (json.dumps(failure._asdict(), indent=1) + "\n").encode())

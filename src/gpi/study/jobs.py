@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     wait: float = 0.0
     """Seconds before it may begin again."""
     counts: bool = False
-    """Whether this end is one of the failures that `outcome` is told next time; an iteration in between forgets them."""
+    """Whether this end is one of the failures that `outcome` is told of next time, unless an iteration comes between."""
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def options(config: Config) -> list[str]:
 
 
 def environment(layout: Layout) -> dict[str, str]:
-    """Return the whole environment of a job's process: the user's, but with what results depend on as the study has it."""
+    """Return the whole environment of a job's process: the user's, with what results depend on as the study has it."""
     kept = {
         name: value for name, value in os.environ.items()
         if not name.startswith(OF_LAYOUT) or name.startswith(OF_MACHINE)
