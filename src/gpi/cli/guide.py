@@ -47,6 +47,12 @@ EXAMPLES = {
     "mixture": ("gpi mixture --B 2 --kappa 0.5", "gpi mixture --plot mixture.png"),
     "study": ("gpi study show quick",),
     "study show": ("gpi study show quick", "gpi study show paper --json"),
+    "study status": ("gpi study status runs/quick", "gpi study status runs/quick --json"),
+    "study pack": ("gpi study pack runs/quick --out quick.safetensors",),
+    "study merge": (
+        "gpi study merge runs/paper part-1.safetensors part-2.safetensors",
+        "gpi study merge runs/all runs/first",
+    ),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
 }

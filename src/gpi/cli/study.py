@@ -7,6 +7,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gpi.cli.study_pack import add_merge, add_pack
+from gpi.cli.study_status import add_status
 from gpi.errors import UsageError
 from gpi.machine import cores
 from gpi.study.definition import Job, Study, builtin_names, load_study
@@ -28,6 +30,9 @@ def add_study(verbs: Verbs) -> None:
     )  # fmt: skip
     actions = verb.add_subparsers(metavar="ACTION", prog="gpi study", required=True, title="actions")
     add_show(actions)
+    add_status(actions)
+    add_pack(actions)
+    add_merge(actions)
 
 
 def add_show(actions: Verbs) -> None:
