@@ -7,6 +7,7 @@
     cache/          results of finished runs, read from their tables; may be removed
     logs/JOB.log    what a job's process said
     failed/JOB.json a job that was set aside: its last line, exit code and attempts
+    claims/JOB      locked by the runner that has the job
     runners/        a file for each runner, locked while it lives: which jobs it runs
     report/         what `gpi study report` wrote
 
@@ -198,14 +199,24 @@ def config_steps(run: Path) -> int:
 
 def steps_taken(run: Path) -> int:
     """Return the steps that each seed of a run has taken so far, from the last row of timing.csv."""
+    return last_timing(run)[0]
+
+
+def last_timing(run: Path) -> tuple[int, float]:
+    """Return the steps that each seed of a run has taken, and the seconds that took; both 0 before an iteration."""
     try:
         with (run / "timing.csv").open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             whole, _, _torn = file.read().decode(errors="replace").rpartition("\n")
     except OSError:
-        return 0
+        return 0, 0.0
     cells = whole.splitlines()[-1].split(",") if whole else []
-    return int(cells[1]) if len(cells) > 1 and cells[1].isdecimal() else 0  # the header alone has no number
+    if len(cells) < 2 or not cells[1].isdecimal():  # the header alone has no number
+        return 0, 0.0
+    try:
+        return int(cells[1]), float(cells[-1])
+    except ValueError:
+        return int(cells[1]), 0.0
 
 
 def read_failure(study: StudyDir, job: Job) -> Failure | None:

@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     wait: float = 0.0
     """Seconds before it may begin again."""
     counts: bool = False
-    """Whether this end is one of the failures that `outcome` is told of next time, unless an iteration comes between."""
+    """Whether this end is one of the failures that `outcome` is told of next time; an iteration forgets them."""
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -79,16 +79,20 @@ def options(config: Config) -> list[str]:
     return words
 
 
-def environment(layout: Layout) -> dict[str, str]:
-    """Return the whole environment of a job's process: the user's, with what results depend on as the study has it."""
+def environment(layout: Layout, gpu: str = "") -> dict[str, str]:
+    """Return the whole environment of a job's process: the user's, with what results depend on as the study has it.
+
+    `gpu` names the one of several that the job is to use.
+    """
     kept = {
         name: value for name, value in os.environ.items()
         if not name.startswith(OF_LAYOUT) or name.startswith(OF_MACHINE)
     }  # fmt: skip
-    return {**kept, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1", **layout.environment}
+    chosen = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+    return {**kept, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1", **chosen, **layout.environment}
 
 
-def start(study: StudyDir, job: Job, environments: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start(study: StudyDir, job: Job, environments: Mapping[str, str], gpu: str = "") -> subprocess.Popen[bytes]:
     """Begin or continue a job in a process and session of its own, which writes to the job's log.
 
     In its own session Ctrl-C and a terminal that closes reach the runner alone, which then lets its jobs save.
@@ -97,8 +101,8 @@ def start(study: StudyDir, job: Job, environments: Mapping[str, str]) -> subproc
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
-            command(study, job, environments), env=environment(study.layout), stdin=subprocess.DEVNULL, stdout=file,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            command(study, job, environments), env=environment(study.layout, gpu), stdin=subprocess.DEVNULL,
+            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
 
