@@ -22,6 +22,7 @@ SECONDS = 2.0  # between looks
 CELL = 5  # columns of a return and its mark
 TASK = 24  # columns of a task, at most
 MARKS = {"done": " ", "running": "~", "waiting": "-", "failed": "!"}
+LETTERS = string.ascii_lowercase + string.ascii_uppercase  # that stand for arms
 FAILURES = 5  # that are shown on a screen
 
 
@@ -77,8 +78,10 @@ def screen(status: Status, columns: int, rows: int | None = None) -> list[str]:
     lines = [*summary(status), *failures(status, rows)]
     room = None if rows is None else rows - len(lines) - 1
     lines += ["", *matrix(status, columns, room)] if status.jobs else []
+    lines = [
+        "".join(x if x.isprintable() else "?" for x in line).rstrip() for line in lines
+    ]  # names may come from files
     lines = [line if len(line) <= columns else f"{line[: columns - 1]}…" for line in lines]
-    lines = [line.rstrip() for line in lines]
     return lines if rows is None or len(lines) <= rows else [*lines[: rows - 1], "…"]
 
 
@@ -124,9 +127,6 @@ def matrix(status: Status, columns: int, rows: int | None) -> list[str]:
     return [*head, *lines, "~ running, - begun and waiting, ! failed, · not begun"]
 
 
-LETTERS = string.ascii_lowercase + string.ascii_uppercase
-
-
 def legend(arms: list[str], columns: int) -> list[str]:
     """Return the arms with the letters that stand for them, filled into lines."""
     lines = [""]
@@ -159,7 +159,8 @@ def cell(jobs: list[JobStatus]) -> str:
 
 def number(x: float) -> str:
     """Return a return in at most four columns."""
-    for text in (f"{x:.1f}" if abs(x) < 10 else f"{x:.0f}", f"{x / 1e3:.0f}k", f"{x / 1e6:.0f}M", f"{x:.0e}"):
+    small = [f"{x:.1f}"] * (abs(x) < 10)
+    for text in (*small, f"{x:.0f}", f"{x / 1e3:.0f}k", f"{x / 1e6:.0f}M", f"{x:.0e}"):
         if len(text) < CELL:
             return text
     return "-inf" if x < 0 else "inf"

@@ -38,7 +38,7 @@ def placed(directory: Path, *, unfinished: bool = False, quiet: bool = True, kee
     """
     study = open_study(directory) if (directory / FILE).exists() else None
     if study is None and not (directory / PACKS).is_dir():
-        runs = list(run_directories(directory))
+        runs = list(run_directories(directory)) if directory.is_dir() else []
         if not runs:
             raise UsageError(f"{directory} is no study's directory, and holds no runs; name another")
         some = in_tree(runs, quiet=quiet)

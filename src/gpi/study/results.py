@@ -78,10 +78,11 @@ def read_result(directory: str | Path) -> Result:
     config = config_of({name: x for name, x in run.config.items() if name in Config.__dataclass_fields__})
     taken = tuple(done.get("steps") or run.steps.values())  # a table that was cut down may lack the last iteration
     bins = -(-max(*taken, 1) // BIN)
-    if len(taken) != config.seeds or min(taken) < 0 or bins > BINS_LIMIT or config.seeds * bins > POINTS_LIMIT:
+    fits = len(taken) == config.seeds and min(taken) >= 0 and bins <= BINS_LIMIT and config.seeds * bins <= POINTS_LIMIT
+    episodes = list(run.all_episodes().values()) if fits else []
+    if not fits or not all(0 < step <= BINS_LIMIT * BIN for steps, _ in episodes for step in (*steps[:1], *steps[-1:])):
         found = f"{config.seeds} seeds and steps {files.shown(taken)}"
         raise FileError(f"{run.dir} is no run of a study (expected at most {BINS_LIMIT * BIN:,} steps, found {found})")
-    episodes = list(run.all_episodes().values())
     return Result(
         config, taken, np.stack([curve_of(*one, bins) for one in episodes]),
         np.array([final_performance(*one) for one in episodes]), audit_of(run), about.get("versions", {}),

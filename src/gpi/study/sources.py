@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
+import numpy as np
+
 from gpi import files
 from gpi.errors import FileError, UsageError, read_error
 from gpi.study.results import Placed, encode_pack, parse_pack, read_pack, read_result
@@ -70,7 +72,9 @@ def read_run(directory: Path, place: str) -> list[Placed]:
         require_plain(directory)
         if not has_updates(directory):
             return []
-        return [Placed(one, place) for one in parse_pack(encode_pack([read_result(directory)]))]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            result = read_result(directory)
+        return [Placed(one, place) for one in parse_pack(encode_pack([result]))]
     except FileError as error:
         raise FileError(f"run {place}: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -109,15 +113,15 @@ class Bounded(io.RawIOBase):
 
     def __init__(self, inner: BinaryIO):
         """Read from the beginning."""
-        self.inner, self.place = inner, 0
+        self.inner, self.place, self.last = inner, 0, b""
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes."""
         if not 0 <= size <= PIECE or self.place + size > ARCHIVE_LIMIT:
             raise FileError(f"it asks for {size} bytes at {self.place} (at most {PIECE}, and {ARCHIVE_LIMIT} in all)")
-        data = self.inner.read(size)
-        self.place += len(data)
-        return data
+        self.last = self.inner.read(size)
+        self.place += len(self.last)
+        return self.last
 
     def tell(self) -> int:
         """Return the place."""
@@ -170,8 +174,8 @@ def read_archive(path: Path) -> list[Placed]:
     """Return the results of the runs in a .tar, .tar.xz or .tar.gz file."""
     with tempfile.TemporaryDirectory(prefix="gpi-archive-") as temp:
         try:
-            with path.open("rb") as file, tarfile.open(fileobj=opened(file), mode="r:") as tar:
-                runs = copied(tar, Path(temp))
+            with path.open("rb") as file:
+                runs = copied(opened(file), Path(temp))
         except (tarfile.TarError, EOFError, lzma.LZMAError, OSError, ValueError, FileError) as error:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, gzip.BadGzipFile):
                 raise read_error(path, error) from error
@@ -183,24 +187,30 @@ def read_archive(path: Path) -> list[Placed]:
         ]  # fmt: skip
 
 
-def copied(tar: tarfile.TarFile, temp: Path) -> dict[str, Path]:
+def copied(file: Bounded, temp: Path) -> dict[str, Path]:
     """Copy the files of runs out of an archive; return each run's directory, named by a number, by its name there."""
     runs: dict[str, Path] = {}
-    for count, member in enumerate(tar):
-        if count >= MEMBERS_LIMIT or member.offset_data + member.size > ARCHIVE_LIMIT:
-            raise FileError(f"it is too large (at most {MEMBERS_LIMIT} files and {ARCHIVE_LIMIT} bytes)")
-        name = PurePosixPath(member.name)
-        plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-        if not plain or name.name not in TAKEN:
-            continue
-        if member.size > FILE_LIMIT:
-            raise FileError(f"{files.shown(member.name)} is too large (at most {FILE_LIMIT} bytes)")
-        run = runs.setdefault(str(name.parent), temp / str(len(runs)))
-        run.mkdir(exist_ok=True)
-        if (run / name.name).exists():
-            raise FileError(f"{files.shown(member.name)} is in it twice")
-        source = tar.extractfile(member)
-        with (run / name.name).open("xb") as target:
-            while source is not None and (data := source.read(PIECE)):
-                target.write(data)
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for count, member in enumerate(tar):
+            if count >= MEMBERS_LIMIT or member.offset_data + member.size > ARCHIVE_LIMIT:
+                raise FileError(f"it is too large (at most {MEMBERS_LIMIT} files and {ARCHIVE_LIMIT} bytes)")
+            copy(tar, member, runs, temp)
+        if len(file.last) != tarfile.BLOCKSIZE or any(file.last):  # tarfile takes whatever it cannot read for the end
+            raise FileError("it ends too early")
     return runs
+
+
+def copy(tar: tarfile.TarFile, member: tarfile.TarInfo, runs: dict[str, Path], temp: Path) -> None:
+    """Copy one file, if it is one of a run's; `runs` has the directories so far."""
+    name = PurePosixPath(member.name)
+    plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+    if not plain or name.name not in TAKEN:
+        return
+    run = runs.setdefault(str(name.parent), temp / str(len(runs)))
+    run.mkdir(exist_ok=True)
+    if member.size > FILE_LIMIT or (run / name.name).exists():
+        raise FileError(f"{files.shown(member.name)} is in it twice, or larger than {FILE_LIMIT} bytes")
+    source = tar.extractfile(member)
+    with (run / name.name).open("xb") as target:
+        while source is not None and (data := source.read(PIECE)):
+            target.write(data)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +14,17 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpi import files
 from gpi.config import Config
 from gpi.errors import FileError
 from gpi.rundir.done import read_done
 from gpi.rundir.tables import RECENT_EPISODES
 from gpi.standalone import Facts
 from gpi.study.definition import Job, arm_name
-from gpi.study.directory import FILE, Layout, StudyDir, open_study, read_failure
+from gpi.study.directory import FILE, Failure, Layout, StudyDir, open_study, read_failure
 from gpi.study.estimate import core_seconds
 from gpi.study.gathered import PACKS, packed, seeds
 from gpi.study.results import NOT_OF_ARM, Placed, key_of
+from gpi.study.runners import read_runners
 
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
@@ -150,11 +149,12 @@ class Watch:
         """Return how far the study is now."""
         study = self.study()
         elsewhere = self.elsewhere(study)
-        alive, failed = running_jobs(study.path), (study.path / "failed").exists()
+        alive = {str(name) for runner in read_runners(study.path) for name in runner.get("running", [])}
+        failed = (study.path / "failed").exists()
         now, jobs = time.monotonic(), []
         for job in study.jobs:
             seen = elsewhere.get(job.name) or self.run(study, job)
-            failure = read_failure(study, job) if failed and not seen.complete else None
+            failure = failure_of(study, job) if failed and not seen.complete else None
             moved, rate = self.moved(job, seen, now)
             state: State = (
                 "done" if seen.complete else "failed" if failure
@@ -225,6 +225,14 @@ class Watch:
         return False, seen.rate
 
 
+def failure_of(study: StudyDir, job: Job) -> Failure | None:
+    """Return why a job was set aside, or None; one damaged file must not hide the others."""
+    try:
+        return read_failure(study, job)
+    except FileError as error:
+        return Failure(str(error), 1, 1)
+
+
 def job_of(one: Placed) -> Job:
     """Return a job that has this result: of an arm named by its settings that are not their defaults."""
     config, defaults = one.result.config, Config(task="")
@@ -286,27 +294,3 @@ def recent_return(run: Path) -> float:
         with suppress(ValueError, IndexError):
             recent.setdefault(cells[0], deque(maxlen=RECENT_EPISODES)).append(float(cells[2]))
     return mean([np.mean(one) for one in recent.values()])
-
-
-# --- runners --------------------------------------------------------------------------------------------------------
-
-
-def running_jobs(directory: Path) -> set[str]:
-    """Return the names of the jobs that runners say they run, of those runners that live."""
-    names: set[str] = set()
-    for path in (directory / "runners").glob("*.json"):
-        with suppress(FileError, OSError):
-            if lives(path):
-                about: Mapping[str, Any] = files.parse_json(path.read_bytes(), path.name)
-                names |= {str(name) for name in about.get("jobs", [])}
-    return names
-
-
-def lives(path: Path) -> bool:
-    """Return whether the file of a runner is locked, as it is while the runner lives."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
