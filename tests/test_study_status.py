@@ -40,7 +40,7 @@ def test_each_state_is_what_the_files_say(tmp_path: Path):
     study, jobs = halfway(tmp_path)
     before = sorted(path for path in study.path.rglob("*"))
     with runner_file(study.path) as file:
-        file.write({"running": [jobs["trpo"].name]})
+        file.write({"running": [{"job": jobs["trpo"].name}]})
         status = Watch(study.path).look()
     states = {one.job.arm: one.state for one in status.jobs}
     assert states == {

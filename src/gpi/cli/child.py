@@ -8,6 +8,7 @@ import signal
 import sys
 
 from gpi.cli import main
+from gpi.training.signals import Interrupt
 
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 ORPHANED = 128 + signal.SIGTERM
@@ -20,4 +21,5 @@ def end_with(parent: int) -> bool:
 
 
 if __name__ == "__main__":
+    Interrupt.patient = True
     sys.exit(main(sys.argv[2:]) if end_with(int(sys.argv[1])) else ORPHANED)

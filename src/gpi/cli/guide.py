@@ -45,13 +45,17 @@ EXAMPLES = {
     "record": ("gpi record runs/spin --out spin.mp4",),
     "export": ("gpi export runs/spin --out policy", "gpi export runs/spin --format onnx --out policy.onnx"),
     "mixture": ("gpi mixture --B 2 --kappa 0.5", "gpi mixture --plot mixture.png"),
-    "study": ("gpi study show quick",),
+    "study": ("gpi study show quick", "gpi study run quick --out studies/quick"),
     "study show": ("gpi study show quick", "gpi study show paper --json"),
-    "study status": ("gpi study status runs/quick", "gpi study status runs/quick --json"),
-    "study pack": ("gpi study pack runs/quick --out quick.safetensors",),
+    "study run": (
+        "gpi study run quick --out studies/quick",
+        "gpi study run paper --out studies/paper --only 'cheetah-run' --for 25m",
+    ),
+    "study status": ("gpi study status studies/quick", "gpi study status studies/quick --json"),
+    "study pack": ("gpi study pack studies/quick --out quick.safetensors",),
     "study merge": (
-        "gpi study merge runs/paper part-1.safetensors part-2.safetensors",
-        "gpi study merge runs/all runs/first",
+        "gpi study merge studies/paper part-1.safetensors part-2.safetensors",
+        "gpi study merge studies/all runs/first",
     ),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
@@ -65,6 +69,8 @@ EXIT_CODES = """exit codes:
   5  the disk is full or not writable
   6  the environment broke its contract
   7  every seed diverged
+  8  some jobs of a study were set aside: the last lines say why
+  9  the time of `gpi study run --for` is up, jobs are left: again
   129, 130, 143  hung up, interrupted or terminated, all saved:
      `gpi resume DIR` continues
   141  nobody read the output to its end; training never ends like this

@@ -7,18 +7,16 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gpi.cli.study_options import add_definition, named
 from gpi.cli.study_pack import add_merge, add_pack
+from gpi.cli.study_run import add_run
 from gpi.cli.study_status import add_status
-from gpi.errors import UsageError
 from gpi.machine import cores
 from gpi.study.definition import Job, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
 
 if TYPE_CHECKING:
-    from gpi.cli.parsing import Parser, Verbs
-
-STUDY = "a .toml file, or one that is built in"
-OWN = "a name for an environment of yours, to use in the file's tasks; may be repeated"
+    from gpi.cli.parsing import Verbs
 
 
 def add_study(verbs: Verbs) -> None:
@@ -30,6 +28,7 @@ def add_study(verbs: Verbs) -> None:
     )  # fmt: skip
     actions = verb.add_subparsers(metavar="ACTION", prog="gpi study", required=True, title="actions")
     add_show(actions)
+    add_run(actions)
     add_status(actions)
     add_pack(actions)
     add_merge(actions)
@@ -46,28 +45,11 @@ def add_show(actions: Verbs) -> None:
     action.set_defaults(run=run_show)
 
 
-def add_definition(action: Parser) -> None:
-    """Add the arguments that say which study is meant."""
-    action.add_argument("study", metavar="STUDY", help=STUDY)
-    action.add_argument("--env", action="append", default=[], metavar="NAME=MODULE:ID", help=OWN)
-
-
 def run_show(parsed: argparse.Namespace) -> int:
     """Print a study."""
     study = load_study(parsed.study, named(parsed.env))
     print(as_json(study) if parsed.json else as_text(study))
     return 0
-
-
-def named(words: list[str]) -> dict[str, str]:
-    """Read names of the user's own environments, each as name=module:id."""
-    found = {}
-    for word in words:
-        name, equals, env = word.partition("=")
-        if not (name and equals and ":" in env):
-            raise UsageError(f"--env {word} must be NAME=MODULE:ID; use --env mine=my_module:MyEnv-v0")
-        found[name] = env
-    return found
 
 
 def as_json(study: Study) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpi.cli.study_options import named
 from gpi.errors import UsageError
 from gpi.study.gathered import gathered, merge
 from gpi.study.results import Result, merged, write_pack
@@ -73,8 +74,6 @@ def add_merge(actions: Verbs) -> None:
 
 def run_merge(parsed: argparse.Namespace) -> int:
     """Add results to a study, and say what came in."""
-    from gpi.cli.study import named
-
     done = merge(parsed.dir, parsed.files, named(parsed.env), quiet=False)
     if done.new:
         print(f"{parsed.dir}: {in_words(done.new)} came in")

@@ -26,9 +26,9 @@ OF_MACHINE = ("JAX_COMPILATION_CACHE_", "JAX_PERSISTENT_CACHE_")  # ... these do
 SAVED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 BUSY, FULL = 4, 5  # exit codes: the run directory is in use, the disk is full
 HOPELESS = (2, 3, 6, 7)  # exit codes that would come again
-BUSY_SECONDS, FULL_SECONDS, KILLED_SECONDS = 2.0, 60.0, 30.0
+BUSY_SECONDS, FULL_SECONDS, KILLED_SECONDS = 5.0, 60.0, 30.0
 RETRIES = 2  # after an end that nobody understands
-KILLS = 10  # in a row, with no iteration between them
+KILLS = 20  # in a row, without progress
 LINE = 500  # characters of a job's last line
 
 
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     wait: float = 0.0
     """Seconds before it may begin again."""
     counts: bool = False
-    """Whether this end is one of the failures that `outcome` is told of next time; an iteration forgets them."""
+    """Whether this end is one of the failures that `outcome` is told of next time; progress forgets them."""
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def outcome(code: int, *, complete: bool, failures: int) -> Outcome:
     """Return what follows from the end of a job's process.
 
     `code` is its exit code, or minus the signal that killed it, as `subprocess` has it; `complete`, whether the job now
-    has all its steps; `failures`, how many of its ends have counted since its last iteration.
+    has all its steps; `failures`, how many of its ends have counted since it last got further than ever before.
     """
     if complete:
         return Outcome("done")
@@ -122,7 +122,7 @@ def outcome(code: int, *, complete: bool, failures: int) -> Outcome:
     if code in (BUSY, FULL):
         return Outcome("again", BUSY_SECONDS if code == BUSY else FULL_SECONDS)
     if code == -signal.SIGKILL:  # by a person, or because memory is short, which may pass
-        wait = 0.0 if failures < RETRIES else KILLED_SECONDS
+        wait = min(KILLED_SECONDS, 2.0 ** (failures - 1)) if failures else 0.0
         return Outcome("aside" if failures >= KILLS else "again", wait, counts=True)
     if code in HOPELESS or failures >= RETRIES:
         return Outcome("aside", counts=True)

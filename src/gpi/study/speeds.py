@@ -31,10 +31,13 @@ class Speeds:
         known = own.values() or [ratio for task in self.ratios.values() for ratio in task.values()]
         return mean(known) if known else None
 
-    def remaining(self, job: Job, taken: int) -> float:
-        """Return about how many seconds a job still takes, given the steps that each of its seeds has taken."""
+    def remaining(self, job: Job, taken: int, *, begun: bool = False) -> float:
+        """Return about how many seconds a job still takes, given the steps that each of its seeds has taken.
+
+        One that has `begun` has started its program already.
+        """
         left = max(0, job.config.steps - taken)
-        return START / 2 + left * per_step(job) * (self.ratio(job) or 1.0)
+        return (0.0 if begun else START / 2) + left * per_step(job) * (self.ratio(job) or 1.0)
 
 
 def per_step(job: Job) -> float:

@@ -149,7 +149,7 @@ class Watch:
         """Return how far the study is now."""
         study = self.study()
         elsewhere = self.elsewhere(study)
-        alive = {str(name) for runner in read_runners(study.path) for name in runner.get("running", [])}
+        alive = {str(one.get("job")) for runner in read_runners(study.path) for one in runner.get("running", [])}
         failed = (study.path / "failed").exists()
         now, jobs = time.monotonic(), []
         for job in study.jobs:
