@@ -51,6 +51,12 @@ EXAMPLES = {
         "gpi study run quick --out studies/quick",
         "gpi study run paper --out studies/paper --only 'cheetah-run' --for 25m",
     ),
+    "study status": ("gpi study status studies/quick", "gpi study status studies/quick --json"),
+    "study pack": ("gpi study pack studies/quick --out quick.safetensors",),
+    "study merge": (
+        "gpi study merge studies/paper part-1.safetensors part-2.safetensors",
+        "gpi study merge studies/all runs/first",
+    ),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
 }

@@ -3,7 +3,8 @@
     study.json      name, layout and jobs; written when the study begins, and when it is given more jobs
     study.toml      the file it came from, for people
     runs/JOB/       run directories, as `gpi train` writes them
-    packs/          results of other machines (`gpi study merge`)
+    packs/          results of other machines (`gpi study merge`); a directory may have these alone
+    cache/          results of finished runs, read from their tables; may be removed
     logs/JOB.log    what a job's process said
     failed/JOB.json a job that was set aside: its last line, exit code and attempts
     claims/JOB      locked by the runner that has the job
