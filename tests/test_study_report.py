@@ -192,6 +192,13 @@ def test_table_1_and_figure_4(report: Report):
     assert gap["sparsity, %"][gap["task"].index("finger-spin")] == pytest.approx(99.977)
 
 
+def test_a_kappa_that_few_tasks_have_does_not_decide_which_tasks_are_shown(several: list[Result]):
+    few = [run for run in several if run.config.kappa != 0.0 or run.config.task == TASKS[0]]
+    found = report_of(few)
+    assert "Best of kappa 0.5 and 1: 3 tasks" in section(found, "paper").text[2]
+    assert len(table(found, "by-task")["task"]) == 3
+
+
 def test_aggregates_are_those_of_the_statistics(report: Report, several: list[Result]):
     found = table(report, "aggregates")
     place = found["arm"].index("getrpo-kappa0.5")

@@ -48,7 +48,7 @@ def counterpart(material: Material, arm: str) -> str | None:
     for name in simple:
         wanted = settings_of(config, algorithm=name)
         for other, of in material.results.arms.items():
-            if other in material.finals and not reuses(of) and settings_of(of) == wanted:
+            if not reuses(of) and settings_of(of) == wanted:
                 return other
     return None
 
