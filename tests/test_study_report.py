@@ -282,6 +282,16 @@ def test_the_audit_is_summed_over_the_runs_of_an_arm():
 # --- controls and reuse -----------------------------------------------------------------------------------------------
 
 
+def test_a_last_bin_that_steps_hardly_reach_is_left_out_of_a_curve():
+    one = made("cheetah-run", "ppo", [1.0, 2.0])
+    curve = np.ones((2, 101, 3), np.float32)
+    run = dataclasses.replace(one, curve=curve, steps=(1_001_472, 1_001_472))
+    steps, returns = results_of([run]).curves("cheetah-run", "ppo")
+    assert len(steps) == 100 and returns.shape == (2, 100)
+    steps, _ = results_of([dataclasses.replace(run, steps=(1_005_472, 1_001_472))]).curves("cheetah-run", "ppo")
+    assert len(steps) == 101
+
+
 def test_controls_are_compared_with_both_sides():
     runs = [made(task, "ppo", [1.0, 2.0, 3.0]) for task in TASKS]
     runs += [made(task, "ppo", [11.0, 12.0, 13.0], epochs=20) for task in TASKS]
@@ -304,10 +314,11 @@ def test_the_reuse_curve_is_over_arms_that_differ_in_b_alone():
     runs += [made("cheetah-run", "geppo", [1.0, 2.0], n=500), made("cheetah-run", "geppo", [4.0, 5.0], n=1000, B=2)]
     found = report_of(runs)
     check(found)
-    [line] = chart(found, "reuse-cheetah-run").lines
-    assert line.x.tolist() == [1, 2, 8, 16] and line.y.tolist() == [3, 4.5, 10, 18] and line.seeds is not None
+    drawn = chart(found, "reuse-cheetah-run")
+    [line] = drawn.lines
+    assert drawn.names == ("1", "2", "8", "16") and line.y.tolist() == [3, 4.5, 10, 18] and line.seeds is not None
     assert line.seeds.shape == (3, 4) and math.isnan(line.seeds[2, 1])
-    assert chart(found, "reuse-reacher-hard").lines[0].x.tolist() == [1, 8, 16]
+    assert chart(found, "reuse-reacher-hard").names == ("1", "8", "16")
     assert table(found, "reuse")["B"] == [1, 2, 8, 16] and len(table(found, "reuse-by-task")["B"]) == 7
 
 

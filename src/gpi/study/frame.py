@@ -100,14 +100,16 @@ class Results:
     def curves(self, task: str, arm: str, points: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return the middles of bins of 10,000 steps and each seed's mean return there, `[seeds, bins]`; NaN if empty.
 
-        Unfinished seeds are among them. With `points`, adjacent bins are joined until there are no more than so many.
+        Unfinished seeds are among them. A last bin that steps hardly reach into is left out: few episodes end there.
+        With `points`, adjacent bins are joined until there are no more than so many.
         """
         rows = [row for row in self.seeds if (row.task, row.arm) == (task, arm)]
         if not rows:
             raise UsageError(f"there is no result of {arm} on {task}; the arms are {', '.join(self.arms)}")
         parts = [self.runs[row.run].curve[row.place] for row in rows]
         ends = [int(np.flatnonzero(part[:, COUNT])[-1]) + 1 for part in parts if part[:, COUNT].any()]
-        bins = max(ends, default=0)
+        reached = max((max(1, round(row.steps / BIN)) for row in rows), default=0)
+        bins = min(max(ends, default=0), reached)
         joined = -(-bins // points) if points and bins else 1
         size = -(-bins // joined)
         counts, sums = np.zeros((2, len(parts), size * joined))

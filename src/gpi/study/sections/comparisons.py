@@ -122,24 +122,25 @@ def reuse_label(config: Config) -> str:
 
 
 def reuse_chart(material: Material, families: Sequence[Sequence[str]], task: str) -> Chart:
-    """Return the reuse curve of one task: a line for each group of arms."""
+    """Return the reuse curve of one task: a bar for each B, with every seed as a point."""
+    several = [[arm for arm in arms if task in material.finals[arm]] for arms in families]
+    several = [arms for arms in several if len(arms) > 1]
+    batches = sorted({material.results.arms[arm].B for arms in several for arm in arms})
     lines = []
-    for arms in families:
-        there = [arm for arm in arms if task in material.finals[arm]]
-        if len(there) < 2:
-            continue
-        configs = [material.results.arms[arm] for arm in there]
-        values = [material.finals[arm][task] for arm in there]
-        mean, low, high = np.array([mean_of(task, x) for x in values]).T
-        seeds = np.full((max(map(len, values)), len(there)), np.nan)
-        for place, x in enumerate(values):
-            seeds[: len(x), place] = x
-        batches = np.array([config.B for config in configs], np.float64)
-        tags = Tags(task, configs[0].algorithm, kappa_of(configs[0]))
-        lines.append(Line(reuse_label(configs[0]), batches, mean, low, high, seeds, tags))
-    note = f"{FINAL} {STUDENT} Every seed is a faint point."
+    for arms in several:
+        configs = {material.results.arms[arm].B: (arm, material.results.arms[arm]) for arm in arms}
+        most = max(len(material.finals[arm][task]) for arm in arms)
+        seeds, ends = np.full((most, len(batches)), np.nan), np.full((3, len(batches)), np.nan)
+        for place, number in enumerate(batches):
+            if number in configs:
+                values = material.finals[configs[number][0]][task]
+                seeds[: len(values), place], ends[:, place] = values, mean_of(task, values)
+        config = next(iter(configs.values()))[1]
+        tags = Tags(task, config.algorithm, kappa_of(config))
+        lines.append(Line(reuse_label(config), np.arange(len(batches), dtype=np.float64), *ends, seeds, tags))
+    note = f"{FINAL} {STUDENT} Every seed is a point."
     return Chart(slug(f"reuse-{task}"), f"Reuse on {task}", note, "B", "final performance", tuple(lines),
-                 tags=Tags(task))  # fmt: skip
+                 names=tuple(str(number) for number in batches), tags=Tags(task))  # fmt: skip
 
 
 def reuse_tables(material: Material, arms: Sequence[str], number: int) -> list[Table]:
