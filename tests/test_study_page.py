@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
-from gpi.report.blocks import Chart, Line, Report, Section, Table
+from gpi.report.blocks import Chart, Line, Report, Section, Table, Tags
 from gpi.report.page import HERE, POLICY, page, style
 from gpi.report.page.axes import number_axis, ticks_in, value_axis
+from gpi.report.page.facets import facets_of
 from gpi.report.page.layout import arranged
 from gpi.report.page.looks import COLOURS, DASHES, looks_of
 from gpi.report.page.text import clean, shown, slug, slugs
@@ -273,6 +274,17 @@ def test_a_line_of_many_points_is_thinned_and_keeps_its_ends():
     assert len(piece) == 400 and (piece[0][0], piece[-1][0]) == (0, 10_000)
     assert len(numbers(root.all("path", class_="seeds")[0].attributes["d"])) == 2
     assert "10k" in plot.text
+
+
+def test_filters_offer_what_any_part_of_the_report_is_about():
+    row, column, name, line, chart = (Tags(*f"{x}t {x}a {n}".split()) for n, x in enumerate("rcnlh"))
+    blocks = (
+        Table("t", "", "", ("a",), (("b",),), (row,), column_tags=(column,)),
+        odd(Line("l", FIVE, FIVE, tags=line), tags=chart),
+        odd(Line("l", TWO, TWO), names=("x",), name_tags=(name,)),
+    )
+    found = facets_of(Report("", (), (Section("s", "", (), blocks),), (), {}))
+    assert set(found.task) == {"rt", "ct", "nt", "lt", "ht"} and found.kappa == ("0", "1", "2", "3", "4")
 
 
 def test_charts_of_one_task_each_share_a_grid_and_a_legend(whole: str):

@@ -235,7 +235,9 @@ def test_it_fits_and_has_the_colours_asked_for(visit, path: Path, tmp_path: Path
     it.tab.click("#Theme")
     assert (min(it.tab.evaluate(back)) > 200) == (colours == "dark"), "the button changes them"
     it.tab.emulate_media(media="print")
-    assert min(it.tab.evaluate(back)) > 200 and it.shown(".side") == 0, "paper is white"
+    ink = back.replace("backgroundColor", "color")
+    assert min(it.tab.evaluate(back)) > 200 > 100 > max(it.tab.evaluate(ink)), "paper is white, ink is black"
+    assert it.shown(".side") == 0
 
 
 def test_on_a_phone_filters_open_from_below_and_rows_of_verdicts_become_cards(visit, path: Path):
