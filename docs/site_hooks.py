@@ -71,11 +71,13 @@ def commands() -> str:
     """The help of every command, as 80 columns show it."""
     from gpi.cli import parser
     from gpi.cli.guide import COMMANDS as GROUPED
+    from gpi.cli.guide import with_actions
 
     os.environ["COLUMNS"] = "80"  # argparse asks for the width of the terminal
     verbs = next(action for action in parser()._actions if action.metavar == "COMMAND").choices
     names = [name for group in GROUPED.values() for name in group]
-    return "\n".join(f"### gpi {name}\n\n```text\n{verbs[name].format_help()}```\n" for name in names)
+    grouped = with_actions({name: verbs[name] for name in names})
+    return "\n".join(f"### gpi {name}\n\n```text\n{verb.format_help()}```\n" for name, verb in grouped)
 
 
 def equation(source: str, *_: Any, **__: Any) -> str:

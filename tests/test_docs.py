@@ -12,7 +12,7 @@ import pytest
 from cases import Family
 
 from gpi.cli import parser
-from gpi.cli.guide import COMMANDS
+from gpi.cli.guide import COMMANDS, with_actions
 from gpi.rundir.tables import EPISODES, METRICS, TIMING
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +124,7 @@ def test_commands_in_the_docs_are_commands():
 
 def test_commands_in_the_text_are_commands():
     (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
-    options = {option for verb in action.choices.values() for option in verb._option_string_actions}
+    options = {option for _, verb in with_actions(action.choices) for option in verb._option_string_actions}
     options |= set(parser()._option_string_actions)
     for page in pages():
         if page.name == "CHANGELOG.md":

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from gpi.cli import main, parser
+from gpi.cli.guide import with_actions
 from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.theory.mixture import mixture
@@ -144,8 +145,8 @@ def test_every_option_is_on_the_page_about_the_command_line(build):
     _, site = build
     html = (site / "command-line.html").read_text(encoding="utf-8")
     (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
-    for name, verb in action.choices.items():
-        section = html.split(f'id="gpi-{name}"')[1].split("<h3")[0]
+    for name, verb in with_actions(action.choices):
+        section = html.split(f'id="gpi-{name.replace(" ", "-")}"')[1].split("<h3")[0]
         for option in verb._option_string_actions:
             assert option in section, f"gpi {name} {option}"
 

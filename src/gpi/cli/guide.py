@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gpi
@@ -44,7 +45,23 @@ EXAMPLES = {
     "record": ("gpi record runs/spin --out spin.mp4",),
     "export": ("gpi export runs/spin --out policy", "gpi export runs/spin --format onnx --out policy.onnx"),
     "mixture": ("gpi mixture --B 2 --kappa 0.5", "gpi mixture --plot mixture.png"),
-    "study": ("gpi study show quick", "gpi study show paper --json"),
+    "study": (
+        "gpi study show quick",
+        "gpi study run quick --out studies/quick",
+        "gpi study report studies/quick",
+    ),
+    "study show": ("gpi study show quick", "gpi study show paper --json"),
+    "study run": (
+        "gpi study run quick --out studies/quick",
+        "gpi study run paper --out studies/paper --only 'cheetah-run' --for 25m",
+    ),
+    "study status": ("gpi study status studies/quick", "gpi study status studies/quick --json"),
+    "study pack": ("gpi study pack studies/quick --out quick.safetensors",),
+    "study merge": (
+        "gpi study merge studies/paper part-1.safetensors part-2.safetensors",
+        "gpi study merge studies/all runs/first",
+    ),
+    "study report": ("gpi study report studies/quick", "gpi study report runs --title 'My runs'"),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
 }
@@ -57,6 +74,8 @@ EXIT_CODES = """exit codes:
   5  the disk is full or not writable
   6  the environment broke its contract
   7  every seed diverged
+  8  some jobs of a study were set aside: the last lines say why
+  9  the time of `gpi study run --for` is up, jobs are left: again
   129, 130, 143  hung up, interrupted or terminated, all saved:
      `gpi resume DIR` continues
   141  nobody read the output to its end; training never ends like this
@@ -99,8 +118,17 @@ def teach(top: Parser, verbs: Verbs) -> None:
     """Add what all commands' help has in common: examples, and for `gpi` itself the commands by purpose."""
     top.description = f"{top.description}\n\n{command_list(verbs)}"
     top.epilog = f"{examples(FIRST_EXAMPLES)}\n`gpi help COMMAND` explains a command and its options.\n\n{EXIT_CODES}"
-    for name, verb in verbs.choices.items():
+    for name, verb in with_actions(verbs.choices):
         verb.epilog = examples(EXAMPLES[name])
+
+
+def with_actions(verbs: Mapping[str, Parser]) -> Iterator[tuple[str, Parser]]:
+    """Yield every command with its parser, and every action of a command that has several, as `study show`."""
+    for name, verb in verbs.items():
+        yield name, verb
+        for action in verb._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from with_actions({f"{name} {inner}": one for inner, one in action.choices.items()})
 
 
 def command_list(verbs: Verbs) -> str:

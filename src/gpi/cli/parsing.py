@@ -68,8 +68,8 @@ class Parser(argparse.ArgumentParser):
             return
         choices = [str(choice) for choice in action.choices]
         near = meant(str(value), nearest(str(value), choices))
-        if action.metavar == "COMMAND":
-            self.error(f"unknown command {value!r}{near}")
+        if action.metavar in ("COMMAND", "ACTION"):
+            self.error(f"unknown {action.metavar.lower()} {value!r}{near}")
         name = "/".join(action.option_strings) or action.dest
         self.error(f"{name} {value!r} must be one of {', '.join(choices)}{near}")
 

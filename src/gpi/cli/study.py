@@ -7,7 +7,11 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gpi.errors import UsageError
+from gpi.cli.study_options import add_definition, named
+from gpi.cli.study_pack import add_merge, add_pack
+from gpi.cli.study_report import add_report
+from gpi.cli.study_run import add_run
+from gpi.cli.study_status import add_status
 from gpi.machine import cores
 from gpi.study.definition import Job, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
@@ -15,40 +19,39 @@ from gpi.study.estimate import core_seconds, disk_bytes, hours
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
 
-STUDY = "a .toml file, or one that is built in"
-OWN = "a name for an environment of yours, to use in the file's tasks; may be repeated"
-
 
 def add_study(verbs: Verbs) -> None:
-    """Add `gpi study`, whose first word says what to do with a study."""
+    """Add `gpi study`, whose second word says what to do with a study."""
     verb = verbs.add_parser(
-        "study", help="many runs: tasks by settings by seeds, from one file",
+        "study", help="many runs: tasks by settings by seeds, from one file", usage="gpi study ACTION [options]",
         description="A study is a TOML file with tasks, grids of settings, seeds and steps; each job of it is one run "
-        f"of `gpi train`. Built in: {', '.join(builtin_names())}. `show` prints the jobs and about how long they take.",
+        f"of `gpi train`. Built in: {', '.join(builtin_names())}.",
     )  # fmt: skip
-    verb.add_argument("action", choices=("show",), metavar="show", help="print the jobs of a study, and run nothing")
-    verb.add_argument("study", metavar="STUDY", help=STUDY)
-    verb.add_argument("--env", action="append", default=[], metavar="NAME=MODULE:ID", help=OWN)
-    verb.add_argument("--json", action="store_true", help="print one JSON object, with a list of jobs")
-    verb.set_defaults(run=run_study)
+    actions = verb.add_subparsers(metavar="ACTION", prog="gpi study", required=True, title="actions")
+    add_show(actions)
+    add_run(actions)
+    add_status(actions)
+    add_pack(actions)
+    add_merge(actions)
+    add_report(actions)
 
 
-def run_study(parsed: argparse.Namespace) -> int:
+def add_show(actions: Verbs) -> None:
+    """Add `gpi study show`."""
+    action = actions.add_parser(
+        "show", help="print the jobs of a study, and run nothing",
+        description="Print the jobs of a study, its steps, and about how much time and disk it takes.",
+    )  # fmt: skip
+    add_definition(action)
+    action.add_argument("--json", action="store_true", help="print one JSON object, with a list of jobs")
+    action.set_defaults(run=run_show)
+
+
+def run_show(parsed: argparse.Namespace) -> int:
     """Print a study."""
     study = load_study(parsed.study, named(parsed.env))
     print(as_json(study) if parsed.json else as_text(study))
     return 0
-
-
-def named(words: list[str]) -> dict[str, str]:
-    """Read names of the user's own environments, each as name=module:id."""
-    found = {}
-    for word in words:
-        name, equals, env = word.partition("=")
-        if not (name and equals and ":" in env):
-            raise UsageError(f"--env {word} must be NAME=MODULE:ID; use --env mine=my_module:MyEnv-v0")
-        found[name] = env
-    return found
 
 
 def as_json(study: Study) -> str:

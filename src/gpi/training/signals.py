@@ -13,12 +13,18 @@ from types import FrameType
 class Interrupt:
     """Remembers the first signal that asks a run to end, so that the iteration can; the second ends it at once."""
 
+    patient = False
+    """Whether further SIGTERMs are ignored: a job of a study may get one from each of its runner, the kernel when the
+    runner dies, and the scheduler of a cluster."""
+
     def __init__(self) -> None:
         """Start without a signal."""
         self.signal: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
+        if self.patient and number == signal.SIGTERM and self.signal is not None:
+            return
         if self.signal is not None:
             os._exit(128 + number)  # files on disk are complete at any time
         self.signal = number

@@ -1,0 +1,162 @@
+"""The beginning of a runner: what was decided when the study began, or deciding it now; and which jobs are its own."""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from gpi import files
+from gpi.errors import DiskError, UsageError, disk_error
+from gpi.study import machine_layout
+from gpi.study.definition import BUILTIN, Job, Study, builtin_names
+from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, write_study
+from gpi.study.estimate import core_seconds, disk_bytes
+from gpi.study.locks import Shard
+
+OWN_FILES = (
+    "study.json", "study.toml", "study.lock", "runs", "packs", "logs", "failed", "claims", "runners", "report",
+)  # fmt: skip
+SPARE = 32 << 20  # bytes that a disk should have left
+
+
+class Options(NamedTuple):
+    """What the user wants of a runner, besides the study and its directory."""
+
+    jobs: int | None = None
+    """How many side by side; None: as many as the machine has room for."""
+    cores: int | None = None
+    """Of each job; None: decided when the study begins."""
+    only: str = ""
+    """A pattern that names of jobs match, or the beginnings of their paths."""
+    shard: Shard | None = None
+    seconds: float | None = None
+    """After which everything is saved; None: when all jobs are done."""
+    whole_jobs: bool = False
+    """Whether to begin only jobs that end in time, for a machine whose disk is lost."""
+    environments: Mapping[str, str] = {}
+    """The user's own environments, as module:id, by their names in the study."""
+
+
+def begin(
+    study: Study, out: Path, options: Options, *,
+    decide: Callable[[Sequence[Job], int | None], Layout] = machine_layout.decide,
+    require: Callable[[Layout], None] = machine_layout.require,
+) -> StudyDir:  # fmt: skip
+    """Begin a study, or go on with one: with the layout that was decided then, and with jobs that are new.
+
+    `decide` and `require` ask a machine what it can give: this one, unless jobs run elsewhere.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(out, error) from error
+    with alone(out / "study.lock"):
+        if not (out / FILE).exists():
+            refuse_foreign(out)
+            found = StudyDir(out, study.name, decide(study.jobs, options.cores), study.jobs)
+            write_study(found)
+            return found
+        known = open_study(out)
+        if options.cores not in (None, known.layout.cores):
+            began = f"this study began with {known.layout.cores}, and its results depend on it"
+            raise UsageError(f"--cores {options.cores}, but {began}; leave it out, or name another directory")
+        require(known.layout)
+        found = StudyDir(out, known.name, known.layout, extended(known.jobs, study.jobs))
+        if aims(found) != aims(known):
+            write_study(found)
+        return found
+
+
+def aims(study: StudyDir) -> list[tuple[str, int]]:
+    """Return the jobs of a study and the steps they aim at: all that may change once it has begun."""
+    return [(job.name, job.config.steps) for job in study.jobs]
+
+
+def keep_source(study: StudyDir, source: str | Path) -> None:
+    """Copy the file of a study into its directory, for people."""
+    path = BUILTIN / f"{source}.toml" if str(source) in builtin_names() else Path(source)
+    with suppress(OSError, DiskError):
+        text = path.read_bytes()
+        if not (study.path / "study.toml").exists() or (study.path / "study.toml").read_bytes() != text:
+            files.write(study.path / "study.toml", text)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Let runners that begin together do so one after the other, where the file system has locks."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def refuse_foreign(out: Path) -> None:
+    """Raise UsageError if a directory holds something else than a study."""
+    others = sorted(path.name for path in out.iterdir() if path.name not in OWN_FILES and not path.name.startswith("."))
+    if others:
+        raise UsageError(f"--out {out} holds other files, such as {files.shown(others[0])}; name a new directory")
+
+
+# --- which jobs -----------------------------------------------------------------------------------------------------
+
+
+def chosen(study: StudyDir, wanted: Study, options: Options) -> list[Job]:
+    """Return the jobs of this runner: of the arms that its study has, in its shard, and that the pattern matches."""
+    arms = {(job.task, job.arm) for job in wanted.jobs}
+    jobs = [job for job in study.jobs if (job.task, job.arm) in arms]
+    if options.only:
+        jobs = matching(jobs, options.only)
+    return jobs if options.shard is None else shard_of(jobs, options.shard)
+
+
+def matching(jobs: Sequence[Job], pattern: str) -> list[Job]:
+    """Return the jobs whose names, task/arm/seeds-0-4, match a pattern, or begin with what does: cheetah-run, */ppo."""
+    found = [job for job in jobs if any(fnmatchcase(job.name, one) for one in (pattern, f"{pattern}/*"))]
+    if found:
+        return found
+    names = dict.fromkeys(name for job in jobs for name in (job.task, job.arm, job.name))
+    near = difflib.get_close_matches(pattern.strip("*/"), names, n=3, cutoff=0.4) or list(names)[:3]
+    raise UsageError(f"--only {pattern} matches no job; names are task/arm/seeds, here for example {', '.join(near)}")
+
+
+def shard_of(jobs: Sequence[Job], shard: Shard) -> list[Job]:
+    """Return a part of the jobs, the same on every machine: dealt out from the longest to the shortest."""
+    return sorted(jobs, key=lambda job: (-core_seconds(job), job.name))[shard.number - 1 :: shard.of]
+
+
+# --- disk -----------------------------------------------------------------------------------------------------------
+
+
+def require_disk(study: StudyDir, jobs: Sequence[Job]) -> None:
+    """Raise DiskError if the disk clearly cannot hold what these jobs will still write."""
+    needed, free = sum(still_written(study, job) for job in jobs), free_bytes(study.path)
+    if needed > free:
+        raise DiskError(
+            f"{study.path} will need about {needed / 1e9:,.1f} GB more, that disk has {free / 1e9:,.1f} GB free; "
+            "free space, or run a part with --only"
+        )
+
+
+def still_written(study: StudyDir, job: Job) -> int:
+    """Return about how many bytes a job will still write."""
+    return max(0, disk_bytes(job) - size_of(study.run(job)))
+
+
+def size_of(directory: Path) -> int:
+    """Return the bytes of all files below a directory; 0 if there is none."""
+    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file()) if directory.exists() else 0
+
+
+def free_bytes(directory: Path) -> int:
+    """Return the bytes that a user may still write to a disk."""
+    facts = os.statvfs(directory)
+    return facts.f_bavail * facts.f_frsize

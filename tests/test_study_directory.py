@@ -1,0 +1,66 @@
+"""The directory of a study: what was decided, more seeds and steps later, and names that become paths."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gpi.config import Config
+from gpi.errors import FileError, UsageError
+from gpi.study.definition import Job, load_study
+from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, steps_taken, write_study
+
+LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": ""}, {"envpool": "1.2.5"})
+
+
+def job(seed: int = 0, seeds: int = 3, steps: int = 1000, **settings: object) -> Job:
+    config = Config(task="cartpole-swingup", seed=seed, seeds=seeds, steps=steps)
+    return Job("cartpole-swingup", "geppo", dataclasses.replace(config, **settings))  # type: ignore[arg-type]
+
+
+def test_a_directory_says_what_was_written(tmp_path: Path):
+    study = StudyDir(tmp_path / "a", "quick", LAYOUT, load_study("quick").jobs)
+    write_study(study)
+    assert open_study(tmp_path / "a") == study
+
+
+def test_names_of_own_environments_stay_names(tmp_path: Path):
+    own = Job("mine", "ppo", Config(task="my_module:MyEnv-v0", algorithm="ppo"))
+    write_study(StudyDir(tmp_path, "own", LAYOUT, (own,)))
+    assert "my_module" not in (tmp_path / FILE).read_text()
+    assert open_study(tmp_path).jobs[0].config.task == "mine"
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".", "x\n", 3])
+def test_a_name_that_is_no_plain_name_is_refused(tmp_path: Path, name: object):
+    write_study(StudyDir(tmp_path, "quick", LAYOUT, (job(),)))
+    about = json.loads((tmp_path / FILE).read_text())
+    about["jobs"][0]["arm"] = name
+    (tmp_path / FILE).write_text(json.dumps(about))
+    with pytest.raises(FileError, match="not plain"):
+        open_study(tmp_path)
+
+
+def test_more_seeds_are_another_block_and_more_steps_the_same_job():
+    first = extended([], [job(seeds=3)])
+    assert extended(first, [job(seeds=3)]) == first
+    more = extended(first, [job(seeds=8, steps=2000)])
+    assert [one.name for one in more] == ["cartpole-swingup/geppo/seeds-0-2", "cartpole-swingup/geppo/seeds-3-7"]
+    assert [one.config.steps for one in more] == [2000, 2000]
+    assert extended(more, [job(seeds=5, steps=500)]) == more
+    holes = extended([job(seed=2, seeds=1), job(seed=4, seeds=2)], [job(seeds=7)])
+    blocks = [one.name.rpartition("seeds-")[2] for one in holes]
+    assert blocks == ["2-2", "4-5", "0-1", "3-3", "6-6"]
+
+
+def test_other_settings_under_the_same_name_are_refused():
+    with pytest.raises(UsageError, match=r"gamma = 0.9, but this study began with 0.995; name another directory"):
+        extended([job()], [job(gamma=0.9)])
+
+
+def test_steps_taken_ignores_a_torn_row(tmp_path: Path):
+    assert steps_taken(tmp_path) == 0
+    for text, steps in (("iteration,steps,seconds\n", 0), ("iteration,steps,s\n1,1024,0.5\n2,20", 1024), ("", 0)):
+        (tmp_path / "timing.csv").write_text(text)
+        assert steps_taken(tmp_path) == steps
