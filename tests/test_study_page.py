@@ -389,6 +389,17 @@ def test_no_two_arms_look_alike_and_an_arm_looks_the_same_in_all_charts():
         assert len(set(dashes)) == 3, "kappas differ in dashes, not in colour alone"
 
 
+def test_the_two_sides_of_the_papers_figures_have_colours_of_their_own():
+    lines = tuple(Line(f"best {side}", TWO, TWO) for side in ("on-policy", "generalized"))
+    report = Report("", (), (Section("", "", (), (odd(*lines, names=("a", "b")),)),), (), {})
+    assert [look.colour for look in looks_of(report).series.values()] == [9, 0], "grey and blue"
+
+
+def test_an_axis_of_bins_ends_at_the_number_of_steps_not_at_a_bins_middle():
+    axis = number_axis(odd(Line("a", np.arange(100) * 1e4 + 5e3, np.arange(100.0))), 5)
+    assert (axis.low, axis.high) == (0.0, 1e6) and axis.ticks[-1] == 1e6
+
+
 def test_forty_labels_that_say_nothing_all_look_different():
     lines = tuple(Line(f"label {i}", np.arange(3.0), np.arange(3.0)) for i in range(len(COLOURS) * len(DASHES) + 1))
     report = Report("", (), (Section("", "", (), (Chart("", "", "", "", "", lines),)),), (), {})

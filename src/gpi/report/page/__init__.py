@@ -253,7 +253,7 @@ def repeat(report: Report) -> str:
     """Return the commands and versions that repeat everything."""
     if not report.commands and not report.versions:
         return ""
-    commands = "".join(f"<code>{escape(line)}</code>\n" for line in report.commands)
+    commands = "".join(f"<code>{escape(line)}</code>" for line in report.commands)
     versions = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in report.versions.items()
     )
