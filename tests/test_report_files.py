@@ -21,7 +21,7 @@ from gpi.errors import DiskError
 from gpi.report.blocks import Chart, Report, Section, Table
 from gpi.report.figures import encoded, figure_of, sheet_of
 from gpi.report.page.facets import facets_of
-from gpi.report.page.layout import sheets
+from gpi.report.page.layout import charts_in, sheets
 from gpi.report.page.looks import looks_of
 from gpi.report.tables import csv_of
 from gpi.report.writing import parts_of, write_report
@@ -61,7 +61,7 @@ def test_every_file_that_the_page_links_to_is_there(written: tuple[Path, list[Pa
     directory, paths = written
     links = [part.split('"')[0] for part in paths[0].read_text().split('href="')[1:]]
     files = [link for link in links if not link.startswith("#")]
-    assert len(files) == 10 * 2 + 6
+    assert len(files) == (10 + 1) * 2 + 6
     assert all((directory / link).is_file() for link in files)
 
 
@@ -85,8 +85,8 @@ def test_the_same_report_gives_the_same_bytes():
 
 def test_a_sheet_has_a_panel_for_every_task():
     report = made_up_report(TASKS[:6], ARMS[:2])
-    [(name, section, charts)] = sheets(report)
-    figure = sheet_of(section.title, charts, looks_of(report))
+    [(name, section, group)] = sheets(report)
+    figure = sheet_of(section.title, charts_in(group), looks_of(report))
     assert name == "learning-curves-all"
     assert [axis.get_title(loc="left") for axis in figure.axes] == list(TASKS[:6])
     assert len(figure.legends[0].get_texts()) == 2

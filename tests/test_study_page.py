@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
-from gpi.report.blocks import Chart, Line, Report, Section, Table
+from gpi.report.blocks import Chart, Line, Report, Section, Table, Tags
 from gpi.report.page import HERE, POLICY, page, style
 from gpi.report.page.axes import number_axis, ticks_in, value_axis
+from gpi.report.page.facets import facets_of
 from gpi.report.page.layout import arranged
 from gpi.report.page.looks import COLOURS, DASHES, looks_of
 from gpi.report.page.text import clean, shown, slug, slugs
@@ -275,6 +276,17 @@ def test_a_line_of_many_points_is_thinned_and_keeps_its_ends():
     assert "10k" in plot.text
 
 
+def test_filters_offer_what_any_part_of_the_report_is_about():
+    row, column, name, line, chart = (Tags(*f"{x}t {x}a {n}".split()) for n, x in enumerate("rcnlh"))
+    blocks = (
+        Table("t", "", "", ("a",), (("b",),), (row,), column_tags=(column,)),
+        odd(Line("l", FIVE, FIVE, tags=line), tags=chart),
+        odd(Line("l", TWO, TWO), names=("x",), name_tags=(name,)),
+    )
+    found = facets_of(Report("", (), (Section("s", "", (), blocks),), (), {}))
+    assert set(found.task) == {"rt", "ct", "nt", "lt", "ht"} and found.kappa == ("0", "1", "2", "3", "4")
+
+
 def test_charts_of_one_task_each_share_a_grid_and_a_legend(whole: str):
     [grid] = tree(whole).all("div", class_="multiples")
     assert len(grid.all("figure", class_="small")) == len(TASKS)
@@ -375,6 +387,17 @@ def test_no_two_arms_look_alike_and_an_arm_looks_the_same_in_all_charts():
     for arm in ("geppo", "getrpo", "gevmpo"):
         dashes = [look.dashes for label, look in found.items() if label.startswith(arm)]
         assert len(set(dashes)) == 3, "kappas differ in dashes, not in colour alone"
+
+
+def test_the_two_sides_of_the_papers_figures_have_colours_of_their_own():
+    lines = tuple(Line(f"best {side}", TWO, TWO) for side in ("on-policy", "generalized"))
+    report = Report("", (), (Section("", "", (), (odd(*lines, names=("a", "b")),)),), (), {})
+    assert [look.colour for look in looks_of(report).series.values()] == [9, 0], "grey and blue"
+
+
+def test_an_axis_of_bins_ends_at_the_number_of_steps_not_at_a_bins_middle():
+    axis = number_axis(odd(Line("a", np.arange(100) * 1e4 + 5e3, np.arange(100.0))), 5)
+    assert (axis.low, axis.high) == (0.0, 1e6) and axis.ticks[-1] == 1e6
 
 
 def test_forty_labels_that_say_nothing_all_look_different():

@@ -235,7 +235,9 @@ def test_it_fits_and_has_the_colours_asked_for(visit, path: Path, tmp_path: Path
     it.tab.click("#Theme")
     assert (min(it.tab.evaluate(back)) > 200) == (colours == "dark"), "the button changes them"
     it.tab.emulate_media(media="print")
-    assert min(it.tab.evaluate(back)) > 200 and it.shown(".side") == 0, "paper is white"
+    ink = back.replace("backgroundColor", "color")
+    assert min(it.tab.evaluate(back)) > 200 > 100 > max(it.tab.evaluate(ink)), "paper is white, ink is black"
+    assert it.shown(".side") == 0
 
 
 def test_on_a_phone_filters_open_from_below_and_rows_of_verdicts_become_cards(visit, path: Path):
@@ -269,11 +271,12 @@ def test_hostile_names_are_filtered_and_run_nothing(visit, tmp_path: Path):
     it = visit(path, **DESK)
     assert it.shown("div.grid figure") == len(HOSTILE) and it.shown("img") == 0
     assert it.tab.evaluate("document.documentElement.scrollWidth") <= 1360, "a name of 300 letters is broken"
-    for place in (0, 11):  # the first has all that ends an attribute, the other all that parts an address
+    for name in (HOSTILE[0], HOSTILE[11]):  # all that ends an element or an attribute, and all that parts an address
+        place = sorted(HOSTILE).index(name)
         it.tab.click("[data-key=task] [data-set=none]")
         it.tab.check(f"[data-key=task] input[data-place='{place}']")
         again = visit(path, it.tab.url[it.tab.url.index("#") :], **DESK)
         assert again.shown("div.grid figure") == 1
-        assert clean(HOSTILE[place]) in again.tab.inner_text("div.grid figure:not(.off) h3")
+        assert clean(name) in again.tab.inner_text("div.grid figure:not(.off) h3")
         again.over("div.grid figure:not(.off) .plot > svg", 0.5, 0.5)
         assert again.shown("#Tip img") == 0 and again.shown("#Tip b") == 1

@@ -12,7 +12,7 @@ from gpi.report.blocks import Chart, Report, Table
 from gpi.report.figures import encoded, figure_of, sheet_of
 from gpi.report.page import page
 from gpi.report.page.facets import facets_of
-from gpi.report.page.layout import arranged, sheets
+from gpi.report.page.layout import arranged, charts_in, sheets
 from gpi.report.page.looks import looks_of
 from gpi.report.tables import csv_of
 
@@ -52,8 +52,9 @@ def parts_of(report: Report) -> Iterator[tuple[str, Making]]:
                 yield f"figures/{part.file}", lambda chart=part.block: encoded(figure_of(chart, looks, facets))
             else:
                 yield f"tables/{part.file}", lambda table=part.block: table_files(table)
-    for name, section, charts in sheets(report):
-        yield f"figures/{name}", lambda title=section.title, charts=charts: encoded(sheet_of(title, charts, looks))
+    for name, section, group in sheets(report):
+        charts, title = charts_in(group), section.title
+        yield f"figures/{name}", lambda title=title, charts=charts: encoded(sheet_of(title, charts, looks))
 
 
 def table_files(table: Table) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpi.report.blocks import Chart, Report
 from gpi.report.page.bars import rows
 from gpi.report.page.facets import Facets, facets_of
-from gpi.report.page.layout import Block, Placed, PlacedSection, arranged
+from gpi.report.page.layout import Block, Placed, PlacedSection, arranged, charts_in, sheets
 from gpi.report.page.lines import plot
 from gpi.report.page.looks import COLOURS, DASHES, Looks, looks_of
 from gpi.report.page.tables import table, tally
@@ -29,6 +29,7 @@ class Drawing:
         """Read the report."""
         self.looks: Looks = looks_of(report)
         self.facets: Facets = facets_of(report)
+        self.sheets = {group[0].id: name for name, _, group in sheets(report)} if beside else {}
         self.beside = beside
 
 
@@ -212,7 +213,7 @@ def legend(charts: tuple[Chart, ...], drawing: Drawing) -> str:
 
 def multiples(group: tuple[Placed, ...], drawing: Drawing) -> str:
     """Return charts drawn small, side by side, under one legend."""
-    charts = tuple(part.block for part in group if isinstance(part.block, Chart))
+    charts = charts_in(group)
     same = len({chart.note for chart in charts}) == 1
     small = "\n".join(
         f'<figure class="chart small" id="{part.id}"{drawing.facets.mark(chart.tags)}><figcaption>'
@@ -224,7 +225,14 @@ def multiples(group: tuple[Placed, ...], drawing: Drawing) -> str:
 {axes(charts[0])}
 <div class="grid">
 {small}
-</div>{note_of(charts[0]) if same else ""}<p class="counted" data-what="charts"></p></div>"""
+</div>{note_of(charts[0]) if same else ""}<p class="files">
+<span class="counted" data-what="charts"></span> {sheet_links(drawing.sheets.get(group[0].id))}</p></div>"""
+
+
+def sheet_links(name: str | None) -> str:
+    """Return links to the sheet of charts drawn small, if it lies beside the page."""
+    kinds = ("png", "svg") if name else ()
+    return " ".join(f'<a href="figures/{name}.{kind}">all on one sheet, {kind.upper()}</a>' for kind in kinds)
 
 
 def links(part: Placed, drawing: Drawing) -> str:
@@ -245,7 +253,7 @@ def repeat(report: Report) -> str:
     """Return the commands and versions that repeat everything."""
     if not report.commands and not report.versions:
         return ""
-    commands = "".join(f"<code>{escape(line)}</code>\n" for line in report.commands)
+    commands = "".join(f"<code>{escape(line)}</code>" for line in report.commands)
     versions = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in report.versions.items()
     )

@@ -81,8 +81,11 @@ def number_axis(chart: Chart, count: int) -> Axis:
     low, high = (float(values[0]), float(values[-1])) if values.size else (0.0, 1.0)
     if low == high:
         low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
-    if not log and 0.0 < low < 0.1 * high:
-        low = 0.0
+    if not log:
+        low = 0.0 if 0.0 < low < 0.1 * high else low
+        step = nice_step(high - low, count)
+        top = step * math.ceil(high / step)
+        high = top if top - high <= ROOM * (top - low) else high  # bins are known by their middles
     ticks = tuple(map(float, values)) if log and values.size <= FEW else ticks_in(low, high, count)
     if values.size <= FEW:  # room for points at the ends
         room = (high / low) ** ROOM if log else ROOM * (high - low)

@@ -9,7 +9,7 @@ from gpi.report.blocks import Report, Table, Tags
 
 
 class Facets(NamedTuple):
-    """The values that each tag takes in a report, in the order in which they appear."""
+    """The values that each tag takes in a report: tasks and kappas sorted, algorithms as they appear."""
 
     task: tuple[str, ...]
     algorithm: tuple[str, ...]
@@ -27,7 +27,7 @@ def facets_of(report: Report) -> Facets:
     """Return the facets of a report."""
     tags = list(tags_of(report))
     tasks, algorithms, kappas = (tuple(dict.fromkeys(one[place] for one in tags if one[place])) for place in range(3))
-    return Facets(tasks, algorithms, tuple(sorted(kappas, key=as_number)))
+    return Facets(tuple(sorted(tasks)), algorithms, tuple(sorted(kappas, key=as_number)))
 
 
 def tags_of(report: Report) -> Iterable[Tags]:

@@ -60,17 +60,17 @@ def groups_of(parts: Sequence[Placed]) -> Iterator[tuple[Placed, ...]]:
         yield tuple(group)
 
 
-def sheets(report: Report) -> Iterator[tuple[str, Section, tuple[Chart, ...]]]:
+def sheets(report: Report) -> Iterator[tuple[str, Section, tuple[Placed, ...]]]:
     """Yield the charts that share a grid, with the section they are in and the name of their common file."""
-    found = [
-        (placed.section, tuple(part.block for part in group if isinstance(part.block, Chart)))
-        for placed in arranged(report)
-        for group in placed.groups
-        if len(group) > 1
-    ]
+    found = [(placed.section, group) for placed in arranged(report) for group in placed.groups if len(group) > 1]
     names = slugs([
         *(part.file for placed in arranged(report) for group in placed.groups for part in group),
         *(f"{section.name}-all" for section, _ in found),
     ])  # fmt: skip
-    for name, (section, charts) in zip(names[len(names) - len(found) :], found, strict=True):
-        yield name, section, charts
+    for name, (section, group) in zip(names[len(names) - len(found) :], found, strict=True):
+        yield name, section, group
+
+
+def charts_in(group: Sequence[Placed]) -> tuple[Chart, ...]:
+    """Return the charts of a group."""
+    return tuple(part.block for part in group if isinstance(part.block, Chart))

@@ -75,7 +75,7 @@ def wish(line: Line) -> Look | None:
     algorithm, kappa = line.tags.algorithm, line.tags.kappa
     if algorithm in OF_ALGORITHM:
         return Look(OF_ALGORITHM[algorithm], OF_KAPPA.get(kappa, 0))
-    side = next((colour for word, colour in OF_SIDE.items() if line.label.lower().startswith(word)), None)
+    side = next((colour for word, colour in OF_SIDE.items() if word in line.label.lower()), None)
     return None if side is None else Look(side, 0)
 
 

@@ -118,6 +118,7 @@
   // --- what is under the pointer ---
 
   const tip = byId("Tip");
+  let saidAt = 0;
   const dot = document.createElement("div");
   dot.className = "cursor";
   for (const title of all("svg title")) { // the browser's own bubbles would cover ours
@@ -183,6 +184,7 @@
   }
 
   function say(parts, x, y) {
+    saidAt = scrollY; // a scroll that brought us here is told of later
     tip.replaceChildren(...parts);
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
@@ -291,7 +293,7 @@
     });
     item.addEventListener("pointerleave", hide);
   }
-  addEventListener("scroll", () => { if (!tip.hidden) hide(); }, { passive: true });
+  addEventListener("scroll", () => { if (!tip.hidden && Math.abs(scrollY - saidAt) > 4) hide(); }, { passive: true });
 
   // --- a click on the head of a column sorts its table: up, down, as it was ---
 
@@ -330,6 +332,7 @@
   // --- where in the contents we are ---
 
   const links = all(".contents li a");
+  const list = document.querySelector(".contents > ol");
   const sections = all("main section");
 
   function locate() {
@@ -339,6 +342,8 @@
       link.classList.toggle("here", mine);
       if (!link.closest("ol ol")) link.parentNode.classList.toggle("open", mine);
     }
+    const current = links.find((link) => link.classList.contains("here"));
+    if (current) list.scrollTop = current.offsetTop - list.offsetTop - list.clientHeight / 3;
   }
 
   const seen = new IntersectionObserver(locate, { rootMargin: "-30% 0px -69% 0px" });
