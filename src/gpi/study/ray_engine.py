@@ -97,7 +97,8 @@ def begin_there(ray: Any, wanted: Study, out: Path, options: Options) -> StudyDi
 
     def decide(jobs: Sequence[Job], cores: int | None) -> Layout:
         node = max(nodes_of(ray), key=lambda node: (node.gpus > 0, node.cpus))
-        text = json.dumps({"configs": [dataclasses.asdict(job.config) for job in jobs], "cores": cores})
+        configs = [dataclasses.asdict(job.config) for job in jobs]
+        text = json.dumps({"configs": configs, "cores": cores, "most": cores or max(1, node.cpus)})
         found = ask(ray, ray_worker.decide, node, text, SMALL if node.gpus else 0.0)
         if "error" in found:
             raise UsageError(f"node {node.address}: {found['error']}")

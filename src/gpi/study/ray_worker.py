@@ -51,11 +51,14 @@ def look_around(text: str) -> str:
 
 
 def decide(text: str) -> str:
-    """Return the layout of a study that begins on a machine like this one, or why there is none."""
+    """Return the layout of a study that begins on a node like this one, or why there is none."""
     wanted = json.loads(text)
     jobs = [Job("", "", config_of(config)) for config in wanted["configs"]]
     try:
-        return json.dumps({"layout": dataclasses.asdict(machine_layout.decide(jobs, wanted["cores"]))})
+        layout = machine_layout.decide(jobs, wanted["cores"])
+        if layout.cores > wanted["most"]:  # Ray was told to use only a part of the machine
+            layout = machine_layout.decide(jobs, wanted["most"])
+        return json.dumps({"layout": dataclasses.asdict(layout)})
     except UsageError as error:
         return json.dumps({"error": str(error)})
 
