@@ -1,8 +1,11 @@
 """A Ray cluster of several nodes on this machine, in a process of its own: JAX and Ray's forks do not go together.
 
-Its first line of output is the address of the head. It then obeys lines: `remove N`, and ends when there are no more.
+Its first line of output is the address of the head. It then obeys lines: `remove N` ends a node, `silence N` lets it
+answer no more; and it ends when there are no more lines.
 """
 
+import os
+import signal
 import sys
 from typing import Any
 
@@ -15,8 +18,13 @@ def main(nodes: int) -> None:
     others = [cluster.add_node(**small) for _ in range(nodes - 1)]
     print(cluster.address, flush=True)
     for line in sys.stdin:
-        cluster.remove_node(others[int(line.split()[1])], allow_graceful=False)
-        print("removed", flush=True)
+        word, number = line.split()
+        node = others[int(number)]
+        if word == "remove":
+            cluster.remove_node(node, allow_graceful=False)
+        else:
+            os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGSTOP)
+        print("done", flush=True)
     cluster.shutdown()
 
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -246,21 +247,21 @@ class ThreeNodes:
     def run(self, *words: str) -> subprocess.Popen[str]:
         return start(*words, "--engine", "ray", "--address", self.address, **self.environment)
 
-    def remove(self, node: int) -> None:
+    def tell(self, *words: object) -> None:
         assert self.child.stdin is not None and self.child.stdout is not None
-        print("remove", node, file=self.child.stdin, flush=True)
-        assert self.child.stdout.readline().strip() == "removed"
+        print(*words, file=self.child.stdin, flush=True)
+        assert self.child.stdout.readline().strip() == "done"
 
 
-@pytest.fixture
-def cluster() -> Iterator[ThreeNodes]:
+@contextmanager
+def three_nodes(**settings: str) -> Iterator[ThreeNodes]:
     directory = Path(tempfile.mkdtemp(prefix="ray-"))
     token = directory / "token"
     token.write_text("0123456789abcdef" * 4)
     token.chmod(0o600)
     environment = {
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(directory),
-        "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",
+        "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **settings,
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).with_name("ray_child.py")), "3"]
     child = subprocess.Popen(
@@ -274,6 +275,12 @@ def cluster() -> Iterator[ThreeNodes]:
     finally:
         child.kill()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster() -> Iterator[ThreeNodes]:
+    with three_nodes() as nodes:
+        yield nodes
 
 
 def workers(study: StudyDir) -> dict[int, str]:
@@ -297,7 +304,7 @@ def test_a_lost_worker_and_a_lost_node_cost_nothing_but_time(tmp_path: Path, clu
     victim, lost = next(iter(workers(study).items()))
     os.kill(victim, signal.SIGKILL)
     until(lambda: len([name for name in workers(study).values() if name != lost]) >= 2)
-    cluster.remove(1)
+    cluster.tell("remove", 1)
     said = output(child)
     assert said.count("again  ") >= 2 and "lost with its worker or node" in said and "6 of 6 jobs done" in said
     no_orphans(out)
@@ -342,17 +349,49 @@ def test_a_killed_driver_leaves_nothing_behind_and_the_next_goes_on(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_node_given_up_for_lost_ends_its_job_when_another_attempt_has_begun(tmp_path: Path, cluster: ThreeNodes):
+def test_a_node_that_falls_silent_ends_its_job_once_another_has_it(tmp_path: Path):
+    file = study_file(tmp_path / "tiny.toml", 200_000, "ppo", "geppo", "getrpo")
+    out, here = tmp_path / "a", tmp_path / "b"
+    quick = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "1000"}
+    with three_nodes(RAY_health_check_failure_threshold="3", **quick) as cluster:
+        child = cluster.run(file, "--out", str(out))
+        until(lambda: (out / "study.json").exists() and len(workers(open_study(out))) == 3)
+        study = open_study(out)
+        cluster.tell("silence", 0)  # its worker and its job go on, as on a node whose network is gone
+        said = output(child)
+        assert "lost with its worker or node" in said and "3 of 3 jobs done" in said
+        no_orphans(out)
+    assert sorted(ray_worker.attempt_of(study, one) for one in study.jobs)[:2] == [1, 1]
+    assert max(ray_worker.attempt_of(study, one) for one in study.jobs) >= 2
+    output(start(file, "--out", str(here)))
+    assert tables(study) == tables(open_study(here)), "two never wrote"
+
+
+@pytest.mark.slow
+def test_a_stale_attempt_saves_and_ends(tmp_path: Path, cluster: ThreeNodes):
     file = study_file(tmp_path / "tiny.toml", 100_000, "geppo")
     out = tmp_path / "a"
     child = cluster.run(file, "--out", str(out))
     until(lambda: (out / "study.json").exists() and len(workers(open_study(out))) == 1)
     study = open_study(out)
     (one,) = study.jobs
-    ray_worker.next_attempt(study, one)  # as if the driver had lost sight of the node
+    ray_worker.next_attempt(study, one)
     assert "1 of 1 jobs done" in output(child)
     assert ray_worker.attempt_of(study, one) == 3 and study.log(one).read_text().count("gpi resume") >= 1
     no_orphans(out)
+
+
+@pytest.mark.slow
+def test_an_open_cluster_is_refused_unless_it_is_trusted(tmp_path: Path):
+    file = study_file(tmp_path / "tiny.toml", 2_000, "ppo")
+    with three_nodes(RAY_AUTH_MODE="disabled") as cluster:
+        assert "without a token can run code there" in output(cluster.run(file, "--out", str(tmp_path / "a")), 2)
+        token = cluster.environment | {"RAY_AUTH_MODE": "token"}
+        words = (file, "--out", str(tmp_path / "a"), "--engine", "ray", "--address", cluster.address)
+        said = output(start(*words, **token), 2)
+        assert "was started without RAY_AUTH_MODE=token" in said or "no use of the Ray cluster" in said
+        said = output(cluster.run(file, "--out", str(tmp_path / "a"), "--i-trust-this-network"))
+        assert "1 of 1 jobs done" in said
 
 
 @pytest.mark.slow
@@ -370,6 +409,7 @@ def test_nodes_that_cannot_do_the_work_are_refused(tmp_path: Path, cluster: Thre
         (out / "study.json").write_text(json.dumps(about | {"layout": about["layout"] | change}))
         said = output(cluster.run(file, "--out", str(out)), 2)
         assert line in said and said.count("\n") == 1
+    (out / "study.json").write_text(json.dumps(about))
     child = start(file, "--out", str(out), "--engine", "ray", "--address", cluster.address, **{
         **cluster.environment, "RAY_AUTH_TOKEN": "f" * 64})  # fmt: skip
     assert "no use of the Ray cluster" in output(child, 2)
