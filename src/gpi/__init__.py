@@ -3,6 +3,7 @@
 Importing this package changes no global setting and does not start JAX.
 """
 
+from gpi import study as study
 from gpi.api import audit, resume, train
 from gpi.config import Config
 from gpi.errors import GpiError, UsageError

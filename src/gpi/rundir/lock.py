@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -15,6 +16,8 @@ from gpi import files
 from gpi.errors import LockedError, UsageError
 
 LOCK = "run.lock"
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+"""What a file system without locks answers, such as Lustre mounted without them."""
 
 
 @contextmanager
@@ -81,6 +84,11 @@ def hold(directory: Path) -> Iterator[None]:
             holder = holder_of(fd)
             os.close(fd)
             raise LockedError(f"{directory} is in use by {holder}; wait until it ends, or stop it") from None
+        except OSError as error:
+            if error.errno in NO_LOCKS:  # of the whole file system: better unlocked than not at all
+                break
+            os.close(fd)
+            raise
         os.close(fd)
     try:
         with suppress(OSError):  # the name of the holder is a courtesy: a full disk must not prevent locking

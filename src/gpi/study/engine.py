@@ -34,7 +34,7 @@ from gpi.training.progress import clock
 
 TICK, LOOK, BEAT = 0.1, 1.0, 3.0  # seconds between looks at processes, at their tables, and words to other runners
 ELSEWHERE = 5.0  # seconds before a job that another runner has is tried again
-LEADER = 120.0  # seconds that jobs wait for one that compiles their program
+LEADER = 120.0  # seconds after which a job that still compiles is not waited for
 DISK_SECONDS = 2.0  # between looks whether a disk has room again
 WINDOW = 60  # looks that a rate is taken over
 
@@ -109,15 +109,16 @@ class Engine:
                 return
 
     def _next(self, stop: Stop) -> tuple[Waiting, int] | None:
-        """Return the job to start now, the longest of those that can, and the lock that this runner then has on it."""
+        """Return the job to start now, the longest of those that can, and the lock that this runner then has on it.
+
+        Jobs whose program another is compiling come last: if nothing else is left they start all the same, as they
+        would be ready no sooner by waiting for it with an idle core.
+        """
         now = time.monotonic()
-        if now < self.room:
-            return None
         ready = [one for one in self.waiting if one.ready <= now and self._fits(one, stop)]
-        for one in sorted(ready, key=lambda one: -self.speeds.remaining(one.job, one.best)):
-            if self._is_being_compiled(one.program):
-                continue
-            lock = self._claim(one)
+        ready.sort(key=lambda one: (self._is_being_compiled(one.program), -self.speeds.remaining(one.job, one.best)))
+        for one in ready:
+            lock = self._claim(one) if time.monotonic() >= self.room else None
             if lock is not None:
                 return one, lock
         return None

@@ -5,7 +5,6 @@ A file that is locked stays when it is let go: removing it would let two process
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpi.errors import UsageError
+from gpi.rundir.lock import NO_LOCKS
 
 MOUNTS = Path("/proc/self/mountinfo")
 UNSURE = ("gpfs", "beegfs", "fhgfs", "cifs", "smb3", "smbfs", "9p", "virtiofs", "afs", "orangefs", "pvfs2", "drvfs")
 """File systems whose locks may hold on one host only; all of FUSE too, but not disks that it shows (fuseblk)."""
-MISSING = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 class Shard(NamedTuple):
@@ -49,7 +48,7 @@ def take(path: Path) -> int | None:
         os.close(fd)
         return None
     except OSError as error:
-        if error.errno not in MISSING:
+        if error.errno not in NO_LOCKS:
             os.close(fd)
             raise
     return fd
