@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpi.cli.study_options import add_definition, named
 from gpi.cli.study_pack import add_merge, add_pack
+from gpi.cli.study_report import add_report
 from gpi.cli.study_run import add_run
 from gpi.cli.study_status import add_status
 from gpi.machine import cores
@@ -32,6 +33,7 @@ def add_study(verbs: Verbs) -> None:
     add_status(actions)
     add_pack(actions)
     add_merge(actions)
+    add_report(actions)
 
 
 def add_show(actions: Verbs) -> None:
