@@ -170,8 +170,15 @@ def test_a_job_that_always_fails_is_set_aside_and_the_others_go_on(tmp_path: Pat
 
 
 @engine_group
-def test_a_runner_whose_time_is_up_saves_and_says_how_to_go_on(tmp_path: Path):
+def test_jobs_end_with_a_runner_that_is_killed_or_whose_time_is_up(tmp_path: Path):
     study, out = write_study(tmp_path, 10_000_000), tmp_path / "out"
+    killed = runner(study, out, "--only", "CartPole-v1/ppo")
+    wait_for(lambda: iterating(out))
+    [job] = children(killed)
+    killed.kill()
+    ended(killed, -signal.SIGKILL)
+    wait_for(lambda: not lives(job), 60.0)
+    assert "interrupted and saved" in (out / "logs/CartPole-v1/ppo/seeds-0-1.log").read_text()
     start = time.monotonic()
     printed = ended(runner(study, out, "--for", "5s", "--shard", "1/2"), 9)
     assert time.monotonic() - start < 5.0 + 4.0
@@ -278,7 +285,7 @@ def test_a_full_disk_makes_jobs_wait_and_loses_nothing(tmp_path: Path):
         printed = ended(one, 0, 600.0)
         assert results(out) == results(calm)
         shutil.rmtree(out)
-        (disk / "ballast").write_bytes(bytes(40 << 20))  # little room from the beginning
+        ballast.write_bytes(bytes(28 << 20))  # room for the estimate, but none to spare
         one = runner(study, out)
         time.sleep(8.0)
         assert one.poll() is None

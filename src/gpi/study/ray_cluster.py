@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import ipaddress
 import json
+import math
 import os
 import shutil
 import socket
@@ -215,23 +216,24 @@ def require_usable(nodes: Sequence[Node], layout: Layout) -> list[Node]:
         most = max((node.cpus for node in nodes), default=0)
         needs = f"{layout.cores} core{'s' * (layout.cores > 1)}{' and a GPU' * (layout.platform == 'gpu')}"
         raise UsageError(
-            f"a job needs {needs}, no node of {len(nodes)} has that (at most {most} cores); add one that does"
+            f"a job needs {needs}, no node of {len(nodes)} has that (cores: {most} at most); add one that does"
         )
     return found
 
 
 def gpu_share(nodes: Sequence[Node], layout: Layout) -> float:
-    """Return the share of a GPU that a job asks for: as many share it as the node has cores for, 0 without GPUs."""
-    shares = [node.gpus / (node.cpus // layout.cores) for node in usable(nodes, layout)]
-    if layout.platform != "gpu" or not shares:
-        return 0.0
-    return min(1.0, max(SMALL, int(1e4 * min(shares)) / 1e4))
+    """Return the share of a GPU that a job asks for: as many share it as the node has cores for, 0 without GPUs.
+
+    Ray gives a job a part of one GPU, never of two, and counts in ten-thousandths.
+    """
+    shares = [1.0 / math.ceil(node.cpus // layout.cores / node.gpus) for node in usable(nodes, layout) if node.gpus > 0]
+    return math.floor(1e4 * min(shares)) / 1e4 if layout.platform == "gpu" and shares else 0.0
 
 
 def slots(nodes: Sequence[Node], layout: Layout, share: float) -> int:
     """Return how many jobs the nodes can run at the same time."""
     return sum(
-        min([node.cpus // layout.cores, *([int(node.gpus / share + 1e-9)] if share else [])])
+        min(node.cpus // layout.cores, int(node.gpus) * int(1.0 / share) if share else node.cpus)
         for node in usable(nodes, layout)
     )
 

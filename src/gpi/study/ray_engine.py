@@ -53,6 +53,7 @@ from gpi.training.progress import clock
 
 TICK, LOOK = 0.2, 2.0  # seconds between looks at tasks, and at the directory and the nodes
 LOCK = "ray.lock"
+LOST = "lost with its worker or node"
 SAVING = ray_worker.SAVING + 30.0  # seconds until a node that does not answer is no longer waited for
 
 
@@ -97,7 +98,8 @@ def begin_there(ray: Any, wanted: Study, out: Path, options: Options) -> StudyDi
 
     def decide(jobs: Sequence[Job], cores: int | None) -> Layout:
         node = max(nodes_of(ray), key=lambda node: (node.gpus > 0, node.cpus))
-        text = json.dumps({"configs": [dataclasses.asdict(job.config) for job in jobs], "cores": cores})
+        configs = [dataclasses.asdict(job.config) for job in jobs]
+        text = json.dumps({"configs": configs, "cores": cores, "most": cores or max(1, node.cpus)})
         found = ask(ray, ray_worker.decide, node, text, SMALL if node.gpus else 0.0)
         if "error" in found:
             raise UsageError(f"node {node.address}: {found['error']}")
@@ -139,6 +141,7 @@ class Flight(NamedTuple):
     """A job that was given to Ray, and waits there or runs."""
 
     waiting: Waiting
+    attempt: int
     base: int
     """Steps of each seed that it continued from."""
     began: float
@@ -157,6 +160,8 @@ class RayEngine:
         self.flights: dict[Any, Flight] = {}
         self.done, self.aside, self.steps = done, dict[str, Failure](), 0
         self.looked, self.slots, self.share = -math.inf, 0, 0.0
+        self.places: dict[tuple[str, object], str] = {}
+        """Nodes by name of a job and number of its attempt."""
         self.mark: tuple[float, int] | None = None
         self.rate = math.nan
         self.said: set[str] = set()
@@ -210,7 +215,7 @@ class RayEngine:
             layout = self.study.layout
             task = self.task.options(num_cpus=layout.cores, num_gpus=self.share, name=one.job.name)
             one.attempts += 1
-            self.flights[task.remote(order)] = Flight(one, last_timing(self.study.run(one.job))[0], now)
+            self.flights[task.remote(order)] = Flight(one, attempt, last_timing(self.study.run(one.job))[0], now)
             self.waiting.remove(one)
 
     # --- ends -------------------------------------------------------------------------------------------------------
@@ -233,7 +238,7 @@ class RayEngine:
         except errors.RayTaskError as error:
             return {"code": 1, "line": first_line(error.cause or error)}
         except errors.RayError as error:
-            return {"code": -int(signal.SIGKILL), "line": f"lost with its worker or node: {first_line(error)}"}
+            return {"code": -int(signal.SIGKILL), "line": f"{LOST}: {first_line(error)}"}
 
     def _end(self, flight: Flight, answer: Facts) -> None:
         """Do what follows from the end of a task."""
@@ -299,11 +304,24 @@ class RayEngine:
         self.slots = slots(nodes, self.study.layout, self.share)
         if not self.slots:
             self._once("nodes", "wait   no node is left that can run a job; the study goes on when one comes")
-        self.screen.show(self.standing())
+        runners = read_runners(self.study.path)
+        self._give_up({node.id for node in nodes}, runners)
+        self.screen.show(self.standing(runners))
 
-    def standing(self) -> Standing:
+    def _give_up(self, alive: set[str], runners: Sequence[Facts]) -> None:
+        """Take back jobs of nodes that Ray has given up: it may wait for minutes until a connection breaks."""
+        for runner in runners:
+            for one in runner.get("running", []):
+                self.places[str(one.get("job")), one.get("attempt")] = str(runner.get("node", ""))
+        for ref, flight in list(self.flights.items()):
+            node = self.places.get((flight.waiting.job.name, flight.attempt))
+            if node and node not in alive:
+                del self.flights[ref]
+                self._end(flight, {"code": -int(signal.SIGKILL), "line": LOST})
+
+    def standing(self, runners: Sequence[Facts]) -> Standing:
         """Return where the study stands: jobs that Ray has and no worker has begun are waiting too."""
-        alive = {str(one.get("job")) for runner in read_runners(self.study.path) for one in runner.get("running", [])}
+        alive = {str(one.get("job")) for runner in runners for one in runner.get("running", [])}
         running = [flight for flight in self.flights.values() if flight.waiting.job.name in alive]
         shares, gained, left = [], self.steps, [self.speeds.remaining(one.job, one.best) for one in self.waiting]
         for flight in running:

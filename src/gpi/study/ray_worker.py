@@ -13,9 +13,11 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from gpi.config import config_of
 from gpi.errors import GpiError, UsageError
@@ -33,6 +35,7 @@ TICK, BEAT = 0.2, 3.0  # seconds between looks at a process, and words to other 
 SAVING = 180.0  # seconds that a job has to end its iteration and to save
 MISPLACED = 5.0  # seconds that a job which does not fit this node waits for another
 DIGITS = 12  # of an attempt's number
+Task = Callable[[str], str]
 
 
 def look_around(text: str) -> str:
@@ -51,11 +54,14 @@ def look_around(text: str) -> str:
 
 
 def decide(text: str) -> str:
-    """Return the layout of a study that begins on a machine like this one, or why there is none."""
+    """Return the layout of a study that begins on a node like this one, or why there is none."""
     wanted = json.loads(text)
     jobs = [Job("", "", config_of(config)) for config in wanted["configs"]]
     try:
-        return json.dumps({"layout": dataclasses.asdict(machine_layout.decide(jobs, wanted["cores"]))})
+        layout = machine_layout.decide(jobs, wanted["cores"])
+        if layout.cores > wanted["most"]:  # Ray was told to use only a part of the machine
+            layout = machine_layout.decide(jobs, wanted["most"])
+        return json.dumps({"layout": dataclasses.asdict(layout)})
     except UsageError as error:
         return json.dumps({"error": str(error)})
 
@@ -97,17 +103,23 @@ def supervised(study: StudyDir, job: Job, environments: Mapping[str, str], attem
             while child.poll() is None and attempt_of(study, job) <= attempt:
                 if time.monotonic() - beat >= BEAT:
                     beat = time.monotonic()
-                    file.write({"running": [facts_of(study, job, child, began)]})
+                    file.write({"node": node_id(), "running": [facts_of(study, job, child, began, attempt)]})
                 time.sleep(TICK)  # a blocking wait could not be cancelled
         finally:
             end(child)
         return child.returncode
 
 
-def facts_of(study: StudyDir, job: Job, child: subprocess.Popen[bytes], began: float) -> Facts:
+def facts_of(study: StudyDir, job: Job, child: subprocess.Popen[bytes], began: float, attempt: int) -> Facts:
     """Return what a runner's file says of a job that runs."""
-    steps, _ = last_timing(study.run(job))
-    return {"job": job.name, "pid": child.pid, "steps": steps, "seconds": round(time.monotonic() - began, 1)}
+    steps, seconds = last_timing(study.run(job))[0], round(time.monotonic() - began, 1)
+    return {"job": job.name, "attempt": attempt, "pid": child.pid, "steps": steps, "seconds": seconds}
+
+
+def node_id() -> str:
+    """Return how Ray names this node; empty where Ray does not run this process."""
+    ray: Any = sys.modules.get("ray")
+    return ray.get_runtime_context().get_node_id() if ray and ray.is_initialized() else ""
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
@@ -157,6 +169,3 @@ def next_attempt(study: StudyDir, job: Job) -> int:
     finally:
         os.close(fd)
     return number
-
-
-Task = Callable[[str], str]
