@@ -147,14 +147,17 @@ def called(view: View, what: str) -> str:
 
 
 def figure_2_of(view: View, shown: Sequence[Gain]) -> Chart:
-    """Return figure 2: final performance of the best arm of each side."""
+    """Return figure 2: final performance of the best arm of each side, with every seed."""
     lines = []
-    for label, ends in (
-        ("on-policy", [mean_of(gain.task, gain.on_policy.finals) for gain in shown]),
-        ("generalized", [mean_of(gain.task, gain.generalized.finals) for gain in shown]),
+    for label, sides in (
+        ("on-policy", [gain.on_policy for gain in shown]),
+        ("generalized", [gain.generalized for gain in shown]),
     ):
-        mean, low, high = np.array(ends).T
-        lines.append(Line(f"best {label}", np.arange(len(shown), dtype=np.float64), mean, low, high))
+        ends = np.array([mean_of(gain.task, side.finals) for gain, side in zip(shown, sides, strict=True)])
+        seeds = np.full((max(len(side.finals) for side in sides), len(sides)), np.nan)
+        for place, side in enumerate(sides):
+            seeds[: len(side.finals), place] = side.finals
+        lines.append(Line(f"best {label}", np.arange(len(shown), dtype=np.float64), *ends.T, seeds))
     note = f"Sorted by on-policy performance; tasks without learning are left out. {FINAL} {NO_LEARNING} {STUDENT}"
     return Chart(called(view, "figure-2"), f"Figure 2. Final performance by task. {view.title}", note, "", "return",
                  tuple(lines), tuple(gain.task for gain in shown))  # fmt: skip
