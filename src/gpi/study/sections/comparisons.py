@@ -137,7 +137,8 @@ def reuse_chart(material: Material, families: Sequence[Sequence[str]], task: str
                 seeds[: len(values), place], ends[:, place] = values, mean_of(task, values)
         config = next(iter(configs.values()))[1]
         tags = Tags(task, config.algorithm, kappa_of(config))
-        lines.append(Line(reuse_label(config), np.arange(len(batches), dtype=np.float64), *ends, seeds, tags))
+        x = np.arange(len(batches), dtype=np.float64)
+        lines.append(Line(reuse_label(config), x, ends[0], ends[1], ends[2], seeds, tags))
     note = f"{FINAL} {STUDENT} Every seed is a point."
     return Chart(slug(f"reuse-{task}"), f"Reuse on {task}", note, "B", "final performance", tuple(lines),
                  names=tuple(str(number) for number in batches), tags=Tags(task))  # fmt: skip

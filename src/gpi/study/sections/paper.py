@@ -153,11 +153,12 @@ def figure_2_of(view: View, shown: Sequence[Gain]) -> Chart:
         ("on-policy", [gain.on_policy for gain in shown]),
         ("generalized", [gain.generalized for gain in shown]),
     ):
-        ends = np.array([mean_of(gain.task, side.finals) for gain, side in zip(shown, sides, strict=True)])
+        ends = np.array([mean_of(gain.task, side.finals) for gain, side in zip(shown, sides, strict=True)]).T
         seeds = np.full((max(len(side.finals) for side in sides), len(sides)), np.nan)
         for place, side in enumerate(sides):
             seeds[: len(side.finals), place] = side.finals
-        lines.append(Line(f"best {label}", np.arange(len(shown), dtype=np.float64), *ends.T, seeds))
+        x = np.arange(len(shown), dtype=np.float64)
+        lines.append(Line(f"best {label}", x, ends[0], ends[1], ends[2], seeds))
     note = f"Sorted by on-policy performance; tasks without learning are left out. {FINAL} {NO_LEARNING} {STUDENT}"
     return Chart(called(view, "figure-2"), f"Figure 2. Final performance by task. {view.title}", note, "", "return",
                  tuple(lines), tuple(gain.task for gain in shown))  # fmt: skip
