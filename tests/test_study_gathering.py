@@ -116,8 +116,8 @@ def test_packs_trees_archives_and_studies_become_one(tmp_path: Path, capsys: pyt
 
 
 def test_the_data_of_the_repository_are_taken_as_they_are(tmp_path: Path):
-    came = merge(tmp_path / "d", [DATA / "reuse-5-tasks.tar.xz"])
-    assert len(came.new) == 25 and all(one.complete and one.config.seeds == 10 for one in came.new)
+    came = merge(tmp_path / "d", [DATA / "reuse.safetensors"])
+    assert len(came.new) == 30 and all(one.complete and one.config.seeds == 10 for one in came.new)
     assert {one.config.B for one in came.new} == {1, 2, 4, 8, 16}
 
 
