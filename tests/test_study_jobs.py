@@ -3,6 +3,8 @@
 import dataclasses
 import errno
 import fcntl
+import io
+import math
 import os
 import re
 import subprocess
@@ -18,7 +20,7 @@ from gpi.cli.train import typed_settings
 from gpi.config import Config
 from gpi.errors import DiskError, UsageError
 from gpi.rundir.lock import hold
-from gpi.study import begin, engine, machine_layout
+from gpi.study import begin, engine, machine_layout, screen
 from gpi.study.begin import Options, matching, shard_of
 from gpi.study.compile_cache import CompileCache
 from gpi.study.definition import Job, load_study
@@ -28,7 +30,9 @@ from gpi.study.jobs import KILLS, RETRIES, arguments, command, environment, last
 from gpi.study.locks import Shard, mount_of, read_shard, require_locks, take
 from gpi.study.programs import Compiled, program_of
 from gpi.study.queue import Running, Waiting, next_gpu
+from gpi.study.runner import Ended, summary
 from gpi.study.runners import read_runners, runner_file
+from gpi.study.screen import Screen, Standing, block
 from gpi.study.speeds import Speeds, per_step
 from gpi.study.stopping import SAVING, Stop
 
@@ -524,6 +528,43 @@ def test_times_are_read_with_their_units(text: str, seconds: float):
 def test_a_time_without_a_unit_is_refused(text: str):
     with pytest.raises(Exception, match="must be a time"):
         duration(text)
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_a_standing_is_one_line_and_a_terminal_shows_the_jobs_too():
+    unknown = Standing(0, [], 4, 0, 0, math.nan, math.nan)
+    assert unknown.sentence() == "0 done, 0 running, 4 waiting | steps/s not known yet | time left not known yet"
+    standing = Standing(3, [("a/b/seeds-0-4", 0.257)] * 20, 7, 1, 2, 41_234.0, 754.0)
+    line = "3 done, 20 running, 7 waiting, 1 set aside, 2 elsewhere | 41.23k steps/s | about 12:34 left"
+    assert standing.sentence() == line
+    shown = str(block(standing)).splitlines()
+    assert shown[:2] == [line, "   26 %  a/b/seeds-0-4"]
+    assert shown[-1] == "  and 4 more"
+
+
+def test_a_log_has_a_line_at_most_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch):
+    stream, now = io.StringIO(), [100.0]
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
+    with Screen(stream) as one:
+        for _ in range(1000):
+            now[0] += 0.1
+            one.show(Standing(0, [], 4, 0, 0, math.nan, math.nan))
+        one.say("[bold]done[/bold]")
+    assert stream.getvalue().count(" waiting ") == 3
+    assert stream.getvalue().endswith("[bold]done[/bold]\n")
+
+
+def test_the_end_says_what_is_done_what_is_not_and_what_is_next():
+    ended = Ended(Path("d"), 5, 3, {"a/b/c": Failure("gpi: no", 6, 1)}, 0, 9_000, 90.0, None, True)
+    assert (ended.left, ended.exit_code, ended._replace(signal=15).exit_code) == (1, 8, 143)
+    assert ended._replace(failed={}, jobs=4).exit_code == 9
+    assert ended._replace(failed={}, jobs=3).exit_code == 0
+    assert summary(ended, "gpi study run quick --out d") == [
+        "3 of 5 jobs done; 1:30, 9,000 steps, 100 steps/s", "set aside: a/b/c: gpi: no",
+        "time is up, all saved; `gpi study run quick --out d` goes on", "next: gpi study report d",
+    ]  # fmt: skip
 
 
 # --- the compilation cache ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
     study.json      name, layout and jobs; written when the study begins, and when it is given more jobs
     study.toml      the file it came from, for people
+    study.lock      locked by a runner while it begins
     runs/JOB/       run directories, as `gpi train` writes them
     packs/          results of other machines (`gpi study merge`); a directory may have these alone
     cache/          results of finished runs, read from their tables; may be removed

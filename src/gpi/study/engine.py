@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from gpi.study.queue import Running, Waiting, names_of, next_gpu
 from gpi.study.runners import RunnerFile
 from gpi.study.screen import Screen, Standing
 from gpi.study.speeds import Speeds
-from gpi.study.stopping import Stop
+from gpi.study.stopping import SAVING, Stop
 from gpi.training.progress import clock
 
 TICK, LOOK, BEAT = 0.1, 1.0, 3.0  # seconds between looks at processes, at their tables, and words to other runners
@@ -95,7 +96,16 @@ class Engine:
                     return
                 time.sleep(TICK)
         finally:
-            for one in self.running:  # an error of ours
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Let jobs that still run save and end: after an error of ours, as otherwise there are none."""
+        for one in self.running:
+            one.process.terminate()
+        for one in self.running:
+            try:
+                one.process.wait(SAVING)
+            except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
 
@@ -299,6 +309,12 @@ class Engine:
             for one in self.running:
                 with suppress(ProcessLookupError):
                     os.killpg(one.process.pid, signal.SIGKILL)
+
+    def settle(self) -> None:
+        """Count jobs that other runners have done meanwhile."""
+        for one in [one for one in self.waiting if one.elsewhere and self._is_done(one.job)]:
+            self.waiting.remove(one)
+            self.done += 1
 
     def _can_go_on(self, stop: Stop) -> bool:
         """Return whether any job can still be started by this runner."""

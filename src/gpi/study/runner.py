@@ -91,6 +91,7 @@ def run_study(
         engine.mend_cache()
         began = time.monotonic()
         engine.run(stop)
+        engine.settle()
         ended = Ended(
             study.path, len(jobs), engine.done, engine.aside, engine.standing().elsewhere, engine.steps,
             time.monotonic() - began, stop.signals[0] if stop.signals else None, stop.time_is_up,
@@ -137,7 +138,8 @@ def summary(ended: Ended, command: str) -> list[str]:
     if ended.elsewhere:
         lines.append(f"{ended.elsewhere} job{'s' * (ended.elsewhere > 1)} left to other runners of this directory")
     if ended.left:
-        lines.append(f"{'time is up' if ended.signal is None else 'interrupted'}, all saved; `{command}` goes on")
+        why = "interrupted" if ended.signal else "time is up" if ended.time_up else "no other job would end in time"
+        lines.append(f"{why}, all saved; `{command}` goes on")
     elif ended.failed:
         lines.append(f"`{command}` tries what was set aside once more")
     if ended.done:
