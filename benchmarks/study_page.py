@@ -3,7 +3,8 @@
     python benchmarks/study_page.py [STUDY]
 
 STUDY is a directory that the packs are merged into (default: one that is thrown away). In the page, what lies between
-`<!-- begin NAME -->` and `<!-- end NAME -->` is the report's table NAME, a pattern; the words around it are written by hand.
+`<!-- begin NAME -->` and `<!-- end NAME -->` is the report's table that NAME matches; the words around it are written by
+hand.
 """
 
 from __future__ import annotations
