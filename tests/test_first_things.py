@@ -11,6 +11,7 @@ import pytest
 import gpi
 from gpi import cli
 from gpi.cli.guide import COMMANDS, EXAMPLES, FIRST_EXAMPLES, with_actions
+from gpi.cli.parsing import Parser
 from gpi.cli.train import ABOUT
 from gpi.config import FIRST, GROUPS, SYNONYMS, Config
 
@@ -28,7 +29,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return out
 
 
-def verbs() -> dict[str, argparse.ArgumentParser]:
+def verbs() -> dict[str, Parser]:
     (action,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
     return action.choices
 

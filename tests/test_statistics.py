@@ -9,7 +9,7 @@ from scipy import stats
 
 from gpi.errors import UsageError
 from gpi.study.coverage import CASES, COVERAGE, NAMES, REPETITIONS, coverage
-from gpi.study.intervals import Scores, interval, strata_of, t_quantile
+from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of, t_quantile
 from gpi.study.learning import course, learning_occurs, window
 from gpi.study.paper import best_of, classes_of, figure_2, figure_3, figure_4, gains, improved, table_1
 from gpi.study.statistics import (
@@ -115,6 +115,25 @@ def test_of_many_tasks_the_interval_of_the_mean_is_welch_and_satterthwaites():
     reach = stats.t.ppf(0.975, freedom) * math.sqrt(sum(errors))
     found = interval(mean, strata, resamples=40_000)
     assert float(found.high - found.low) == pytest.approx(2 * reach, rel=0.03)
+
+
+def test_what_jumps_has_the_wider_of_two_intervals():
+    strata = [np.array([-3.0, 1.0, 3.0 + i]) for i in range(8)] + [np.array([5.0, 5.5, 9.0, 7.0])]
+
+    def ahead(several: Strata) -> np.ndarray:
+        return np.stack([np.mean([x.mean(axis=-1) > 0.0 for x in several], axis=0), mean(several)], axis=-1)
+
+    found, plain = cautious_interval(ahead, strata, resamples=500, seed=3), interval(ahead, strata, 0.95, 500, 3)
+    rng, means = np.random.default_rng(3), []
+    for x in strata:
+        draws = [[x[i] - x.mean() for i in row] for row in rng.integers(0, len(x), (500, len(x)))]
+        means.append([x.mean() + np.sqrt(len(x) / (len(x) - 1)) * np.mean(row) for row in draws])
+    values = np.array([[np.mean([x > 0.0 for x in row]), np.mean(row)] for row in zip(*means, strict=True)])
+    ends = np.percentile(values, [2.5, 97.5], axis=0)
+    np.testing.assert_allclose(found.low, np.minimum(plain.low, ends[0]))
+    np.testing.assert_allclose(found.high, np.maximum(plain.high, ends[1]))
+    assert ends[0][0] < plain.low[0] and plain.low[1] < ends[0][1], "each is the wider one of something"
+    assert math.isnan(cautious_interval(ahead, [x[:1] for x in strata]).low[0])
 
 
 def test_the_difference_of_an_aggregate_is_wider_than_either_side():

@@ -1,6 +1,8 @@
 """Studies: the jobs that follow from a file, and every mistake in one line with its place."""
 
 import json
+import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from gpi.envs import dmc
 from gpi.errors import GpiError, UsageError
 from gpi.study.definition import TASK_GROUPS, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
-from gpi.study.sparsity import measured, sparsity
+from gpi.study.sparsity import measured, random_returns, sample, sparsity, sparsity_of
 
 GOOD = 'tasks = ["cheetah-run"]\nsteps = 2_000\n[[grid]]\nalgorithm = "ppo"\n'
 
@@ -139,7 +141,32 @@ def test_sparsity_is_the_share_of_samples_without_reward():
     assert set(known) == set(dmc.TASKS) and all(0.0 <= share <= 1.0 for share in known.values())
 
 
+def test_a_random_policys_return_is_that_of_its_whole_episodes():
+    found = sample("cartpole-balance", 10_000)
+    assert found.episodes == 10, "the samples are ten episodes of 1,000 steps, one of each environment"
+    assert found.mean == pytest.approx(random_returns()["cartpole-balance"].mean, abs=4 * found.deviation / 10**0.5)
+    known = random_returns()
+    assert set(known) == set(dmc.TASKS) and {one.episodes for one in known.values()} == {100}
+    assert all(0.0 <= one.mean < 400.0 for one in known.values()) and known["cartpole-swingup_sparse"].mean == 0.0
+    cut = sample("cartpole-balance", 9_990)  # no episode has ended
+    assert cut.episodes == 0 and math.isnan(cut.mean) and math.isnan(cut.deviation)
+
+
+def test_other_tasks_are_measured_once_and_nobodys_code_is_started(tmp_path: Path):
+    lines: list[str] = []
+    names = ["dmc/cheetah-run", "CartPole-v1", "antigravity:Fly-v0", "NoSuchTask-v0"]
+    found = sparsity_of(names, tmp_path, lines.append, samples=2_000)
+    assert list(found) == ["cheetah-run", "CartPole-v1"] and found["cheetah-run"] == random_returns()["cheetah-run"]
+    assert found["CartPole-v1"].sparsity == 0.0 and 15 < found["CartPole-v1"].mean < 30, "a reward of 1 in each step"
+    assert "antigravity" not in sys.modules and len(lines) == 4 and not any("\n" in line for line in lines)
+    lines.clear()
+    assert sparsity_of(names[:2], tmp_path, lines.append, samples=2_000) == found and lines == [], "from the cache"
+    (tmp_path / "random-policy.json").write_text("{}")
+    assert sparsity_of(["CartPole-v1"], tmp_path, lines.append, samples=2_000)["CartPole-v1"] == found["CartPole-v1"]
+    assert len(lines) == 1, "a damaged cache is measured again"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["cheetah-run", "finger-turn_hard"])
-def test_the_sparsity_in_the_package_can_be_repeated(task: str):
-    assert sparsity(task) == measured()[task]
+def test_the_random_policy_in_the_package_can_be_repeated(task: str):
+    assert sample(task) == random_returns()[task]

@@ -45,12 +45,23 @@ EXAMPLES = {
     "record": ("gpi record runs/spin --out spin.mp4",),
     "export": ("gpi export runs/spin --out policy", "gpi export runs/spin --format onnx --out policy.onnx"),
     "mixture": ("gpi mixture --B 2 --kappa 0.5", "gpi mixture --plot mixture.png"),
-    "study": ("gpi study show quick", "gpi study run quick --out studies/quick"),
+    "study": (
+        "gpi study show quick",
+        "gpi study run quick --out studies/quick",
+        "gpi study report studies/quick",
+    ),
     "study show": ("gpi study show quick", "gpi study show paper --json"),
     "study run": (
         "gpi study run quick --out studies/quick",
         "gpi study run paper --out studies/paper --only 'cheetah-run' --for 25m",
     ),
+    "study status": ("gpi study status studies/quick", "gpi study status studies/quick --json"),
+    "study pack": ("gpi study pack studies/quick --out quick.safetensors",),
+    "study merge": (
+        "gpi study merge studies/paper part-1.safetensors part-2.safetensors",
+        "gpi study merge studies/all runs/first",
+    ),
+    "study report": ("gpi study report studies/quick", "gpi study report runs --title 'My runs'"),
     "doctor": ("gpi doctor", "gpi doctor --json"),
     "help": ("gpi help train",),
 }

@@ -8,7 +8,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpi.cli.study_options import add_definition, named
+from gpi.cli.study_pack import add_merge, add_pack
+from gpi.cli.study_report import add_report
 from gpi.cli.study_run import add_run
+from gpi.cli.study_status import add_status
 from gpi.machine import cores
 from gpi.study.definition import Job, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
@@ -27,6 +30,10 @@ def add_study(verbs: Verbs) -> None:
     actions = verb.add_subparsers(metavar="ACTION", prog="gpi study", required=True, title="actions")
     add_show(actions)
     add_run(actions)
+    add_status(actions)
+    add_pack(actions)
+    add_merge(actions)
+    add_report(actions)
 
 
 def add_show(actions: Verbs) -> None:

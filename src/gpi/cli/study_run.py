@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpi.cli.output import tell
 from gpi.cli.parsing import whole
 from gpi.cli.study_options import add_definition, named
+from gpi.errors import UsageError
 from gpi.study.begin import Options
 from gpi.study.locks import Shard, read_shard
 
@@ -40,6 +41,12 @@ def add_run(actions: Verbs) -> None:
                         "for a machine whose disk is lost when it is given back")  # fmt: skip
     action.add_argument("--shard", type=shard, metavar="I/N", help="run only the I-th of N parts of the jobs, counted "
                         "from 1: for disks whose locks do not reach other machines")  # fmt: skip
+    action.add_argument("--engine", choices=("local", "ray"), default="local", help="processes of this machine, or "
+                        "tasks of a Ray cluster (default: local)")  # fmt: skip
+    action.add_argument("--address", default="", metavar="HOST:PORT", help="with --engine ray, the cluster's head, or "
+                        "auto (default: one on this machine alone)")  # fmt: skip
+    action.add_argument("--i-trust-this-network", dest="trusted", action="store_true", help="use a cluster without "
+                        "RAY_AUTH_MODE=token: whoever reaches it can run code there")  # fmt: skip
     action.set_defaults(run=run_run)
 
 
@@ -50,9 +57,18 @@ def run_run(parsed: argparse.Namespace) -> int:
     options = Options(
         parsed.jobs, parsed.cores, parsed.only, parsed.shard, parsed.seconds, parsed.whole_jobs, named(parsed.env)
     )
-    ended = run_study(parsed.study, parsed.out, options)
+    if parsed.engine == "ray":
+        from gpi.study.ray_cluster import Where
+        from gpi.study.ray_engine import run_on_ray
+
+        ended = run_on_ray(parsed.study, parsed.out, options, Where(parsed.address, parsed.trusted))
+    elif parsed.address or parsed.trusted:
+        raise UsageError("--address and --i-trust-this-network are for a Ray cluster; add --engine ray")
+    else:
+        ended = run_study(parsed.study, parsed.out, options)
     own = [word for one in parsed.env for word in ("--env", one)]
-    words = ["gpi", "study", "run", parsed.study, *own, "--out", str(parsed.out)]
+    on = ["--engine", "ray"] * (parsed.engine == "ray") + (["--address", parsed.address] if parsed.address else [])
+    words = ["gpi", "study", "run", parsed.study, *own, "--out", str(parsed.out), *on]
     tell(*summary(ended, shlex.join(words)))
     return ended.exit_code
 

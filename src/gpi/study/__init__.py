@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpi.study.frame import Results
     from gpi.study.runner import Ended
 
 
@@ -43,3 +44,14 @@ def run(
     if ended.signal is not None:
         pass_on(ended.signal, f"interrupted and saved: gpi.study.run(..., {str(out)!r}) goes on")
     return ended
+
+
+def load(directory: str | Path) -> Results:
+    """Return all results of a study's directory, or of any directory of runs, as arrays for plots of your own.
+
+    `results.finals[arm][task]` are the final performances of the seeds, `results.curves(task, arm)` their learning
+    curves, `results.to_pandas()` one row for every seed. Unfinished runs are marked, and not among the finals.
+    """
+    from gpi.study import reporting
+
+    return reporting.load(directory)

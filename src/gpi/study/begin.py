@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +15,7 @@ from gpi import files
 from gpi.errors import DiskError, UsageError, disk_error
 from gpi.study import machine_layout
 from gpi.study.definition import BUILTIN, Job, Study, builtin_names
-from gpi.study.directory import FILE, StudyDir, extended, open_study, write_study
+from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, write_study
 from gpi.study.estimate import core_seconds, disk_bytes
 from gpi.study.locks import Shard
 
@@ -43,8 +43,15 @@ class Options(NamedTuple):
     """The user's own environments, as module:id, by their names in the study."""
 
 
-def begin(study: Study, out: Path, options: Options) -> StudyDir:
-    """Begin a study, or go on with one: with the layout that was decided then, and with jobs that are new."""
+def begin(
+    study: Study, out: Path, options: Options, *,
+    decide: Callable[[Sequence[Job], int | None], Layout] = machine_layout.decide,
+    require: Callable[[Layout], None] = machine_layout.require,
+) -> StudyDir:  # fmt: skip
+    """Begin a study, or go on with one: with the layout that was decided then, and with jobs that are new.
+
+    `decide` and `require` ask a machine what it can give: this one, unless jobs run elsewhere.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,14 +59,14 @@ def begin(study: Study, out: Path, options: Options) -> StudyDir:
     with alone(out / "study.lock"):
         if not (out / FILE).exists():
             refuse_foreign(out)
-            found = StudyDir(out, study.name, machine_layout.decide(study.jobs, options.cores), study.jobs)
+            found = StudyDir(out, study.name, decide(study.jobs, options.cores), study.jobs)
             write_study(found)
             return found
         known = open_study(out)
         if options.cores not in (None, known.layout.cores):
             began = f"this study began with {known.layout.cores}, and its results depend on it"
             raise UsageError(f"--cores {options.cores}, but {began}; leave it out, or name another directory")
-        machine_layout.require(known.layout)
+        require(known.layout)
         found = StudyDir(out, known.name, known.layout, extended(known.jobs, study.jobs))
         if aims(found) != aims(known):
             write_study(found)

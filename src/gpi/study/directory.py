@@ -4,7 +4,8 @@
     study.toml      the file it came from, for people
     study.lock      locked by a runner while it begins
     runs/JOB/       run directories, as `gpi train` writes them
-    packs/          results of other machines (`gpi study merge`)
+    packs/          results of other machines (`gpi study merge`); a directory may have these alone
+    cache/          results of finished runs, read from their tables; may be removed
     logs/JOB.log    what a job's process said
     failed/JOB.json a job that was set aside: its last line, exit code and attempts
     claims/JOB      locked by the runner that has the job

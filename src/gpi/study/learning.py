@@ -25,6 +25,18 @@ class Window(NamedTuple):
     error: float
 
 
+class RandomPolicy(NamedTuple):
+    """What a uniformly random policy meets on a task."""
+
+    sparsity: float
+    """The share of samples whose reward is at most 0.01."""
+    mean: float
+    """Of the returns of its episodes."""
+    deviation: float
+    """Their standard deviation."""
+    episodes: int
+
+
 class Course(NamedTuple):
     """What one seed learned and lost."""
 
@@ -66,10 +78,11 @@ def course(curve: np.ndarray) -> Course:
     if curve.ndim != 2 or curve.shape[1] != 3 or not len(curve) or not np.isfinite(curve).all():
         raise UsageError(f"a curve has the shape {curve.shape}; give finite numbers [bins, 3]: episodes, mean, square")
     width = min(BEST_BINS, len(curve))
-    windows = [window(curve[first : first + width]) for first in range(len(curve) - width + 1)]
-    best = max(
-        (one for one in windows if one.episodes > 1), key=lambda one: one.mean, default=Window(0, math.nan, math.inf)
-    )
+    episodes = np.convolve(curve[:, COUNT], np.ones(width), "valid")
+    sums = np.convolve(curve[:, COUNT] * curve[:, MEAN], np.ones(width), "valid")
+    means = np.where(episodes > 1.0, sums / np.maximum(episodes, 1.0), -math.inf)
+    first = int(np.argmax(means))
+    best = window(curve[first : first + width]) if means[first] > -math.inf else Window(0, math.nan, math.inf)
     last = window(curve[-LAST_BINS:])
     learned = best.mean > LEARNED_RETURN
     certain = learned and best.mean - last.mean > ERRORS * math.hypot(best.error, last.error)
@@ -90,5 +103,9 @@ def learning_occurs(finals: np.ndarray, random_mean: float, random_deviation: fl
             f"final performance {finals.tolist()} and the random policy's {random_mean} ± {random_deviation} in "
             f"{random_episodes} episodes; give finite numbers of at least one seed and one episode"
         )
-    error = random_deviation * math.sqrt(1.0 / random_episodes + 1.0 / (EPISODES * finals.size))
-    return bool(finals.mean() - random_mean > max(MARGIN, ERRORS * error))
+    return bool(finals.mean() - random_mean > margin(random_deviation, random_episodes, finals.size))
+
+
+def margin(random_deviation: float, random_episodes: int, seeds: int) -> float:
+    """Return by how much so many seeds must exceed the random policy's mean return (`learning_occurs`)."""
+    return max(MARGIN, ERRORS * random_deviation * math.sqrt(1.0 / random_episodes + 1.0 / (EPISODES * seeds)))

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,7 @@ FORMAT = "gpi-study-1"
 SIZE_LIMIT = 1 << 28
 BIN = 10_000  # steps of a point of a curve
 BINS_LIMIT = 100_000
+POINTS_LIMIT = 10_000_000  # of all seeds' curves
 NOT_OF_ARM = ("task", "seed", "seeds", "threads", "backend", *FREE)  # settings that make no other arm
 COUNT, MEAN, SQUARE = range(3)  # the parts of a curve's point: episodes, their mean, the mean of their squares
 
@@ -75,12 +77,17 @@ def read_result(directory: str | Path) -> Result:
     done = read_done(run.dir) or {}
     config = config_of({name: x for name, x in run.config.items() if name in Config.__dataclass_fields__})
     taken = tuple(done.get("steps") or run.steps.values())  # a table that was cut down may lack the last iteration
-    episodes = list(run.all_episodes().values())
     bins = -(-max(*taken, 1) // BIN)
+    fits = len(taken) == config.seeds and min(taken) >= 0 and bins <= BINS_LIMIT and config.seeds * bins <= POINTS_LIMIT
+    episodes = list(run.all_episodes().values()) if fits else []
+    if not fits or not all(0 < step <= BINS_LIMIT * BIN for steps, _ in episodes for step in (*steps[:1], *steps[-1:])):
+        found = f"{config.seeds} seeds and steps {files.shown(taken)}"
+        raise FileError(f"{run.dir} is no run of a study (expected at most {BINS_LIMIT * BIN:,} steps, found {found})")
     return Result(
         config, taken, np.stack([curve_of(*one, bins) for one in episodes]),
         np.array([final_performance(*one) for one in episodes]), audit_of(run), about.get("versions", {}),
-        tuple(map(str, about.get("devices", []))), done.get("complete") is True,
+        tuple(map(str, about.get("devices", []))),
+        done.get("complete") is True and max(taken) >= config.steps,  # while it is extended, DONE is still the old one
     )  # fmt: skip
 
 
@@ -174,22 +181,70 @@ def read_pack(path: Path) -> list[Result]:
         raise FileError(f"pack {path}: {error}") from error
 
 
-def merged(*several: Iterable[Result]) -> list[Result]:
-    """Return results of several places as one list, each once; two different ones of one seed are refused."""
-    kept: list[Result] = []
-    owners: dict[tuple[str, int], Result] = {}
-    simulators: dict[str, str] = {}
-    for result in (result for results in several for result in results):
-        task, version = result.config.short_task, str(result.versions.get("envpool"))
-        if simulators.setdefault(task, version) != version:
-            found = f"{simulators[task]} and {version}"
-            raise UsageError(f"{task} has results of EnvPool {found}, which cannot be compared; leave one out")
-        known = [owners.get((result.key, seed)) for seed in result.seeds]
-        if any(one is not None for one in known):
-            if all(one is not None and encode_pack([one]) == encode_pack([result]) for one in known):
-                continue  # the same result once more
-            name = f"{task}, {result.config.algorithm}, seeds {result.seeds[0]} to {result.seeds[-1]}"
-            raise UsageError(f"two different results of {name}; leave one out")
-        owners |= {(result.key, seed): result for seed in result.seeds}
-        kept.append(result)
-    return kept
+# --- results of several places --------------------------------------------------------------------------------------
+
+
+class Placed(NamedTuple):
+    """A result, and where it lies, for messages; nothing where nobody said."""
+
+    result: Result
+    place: str
+
+
+def merged(*several: Iterable[Result], places: Sequence[str] = ()) -> list[Result]:
+    """Return results of several places as one list, each once; two different ones of one seed are refused.
+
+    A result takes the place of one of the same seeds that it continues. `places` says where each of `several` lies.
+    """
+    kept: list[Placed] = []
+    owners: dict[tuple[str, int], int] = {}
+    simulators: dict[str, Placed] = {}
+    for results, place in zip(several, [*places, *[""] * (len(several) - len(places))], strict=True):
+        for result in results:
+            new, key = Placed(result, place), result.key
+            require_same_simulator(simulators.setdefault(result.config.short_task, new), new)
+            known = {owners[key, seed] for seed in result.seeds if (key, seed) in owners}
+            if not known:
+                owners |= {(key, seed): len(kept) for seed in result.seeds}
+                kept.append(new)
+                continue
+            [number, *others] = known
+            old = kept[number]
+            if others or not (continues(old.result, result) or continues(result, old.result)):
+                name = f"{result.config.short_task}, {result.config.algorithm}, seeds {seeds_of(result)}"
+                raise UsageError(f"two different results of {name}{both(old, new)}; leave one out")
+            if not continues(old.result, result):
+                kept[number] = new
+    return [one.result for one in kept]
+
+
+def continues(later: Result, earlier: Result) -> bool:
+    """Return whether a result is the other one, or the same run with more steps, or the end of one that had none."""
+    if later.seeds != earlier.seeds:
+        return False
+    more = sum(later.steps) - sum(earlier.steps)
+    if more >= 0 and later.complete and not earlier.complete:
+        return True
+    if more > 0 and later.complete >= earlier.complete:
+        whole = min(earlier.steps) // BIN  # bins that have all their episodes in both
+        return whole > 0 and np.array_equal(later.curve[:, :whole], earlier.curve[:, :whole])
+    return encode_pack([later]) == encode_pack([earlier])
+
+
+def require_same_simulator(old: Placed, new: Placed) -> None:
+    """Raise UsageError if two results of one task come from different versions of EnvPool."""
+    versions = [str(one.result.versions.get("envpool")) for one in (old, new)]
+    if versions[0] != versions[1]:
+        task, found = new.result.config.short_task, " and ".join(versions)
+        rule = f"results of EnvPool {found}, which cannot be compared{both(old, new)}"
+        raise UsageError(f"{task} has {rule}; leave one out")
+
+
+def both(old: Placed, new: Placed) -> str:
+    """Return where two results lie, if it is known."""
+    return f": {old.place} and {new.place}" if old.place and new.place else ""
+
+
+def seeds_of(result: Result) -> str:
+    """Return the seeds of a result in words."""
+    return f"{result.seeds[0]} to {result.seeds[-1]}"

@@ -1,50 +1,163 @@
-"""Sparsity of a task, the paper's measure: how seldom a random policy meets a reward."""
+"""What a uniformly random policy meets on a task: how seldom a reward, the paper's sparsity, and which return."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from gpi import files
-from gpi.envs import tasks
+from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
-from gpi.errors import FileError
+from gpi.errors import FileError, UsageError
 from gpi.standalone import Facts
+from gpi.study.learning import RandomPolicy
 
 SAMPLES = 100_000
 NEGLIGIBLE = 0.01  # the largest reward that counts as none
 ENVIRONMENTS = 10
 MEASURED = Path(__file__).parent / "sparsity.json"
 """The 28 tasks, measured once: `python benchmarks/sparsity.py`."""
+CACHED = "random-policy.json"
 
 
-def sparsity(task: str, samples: int = SAMPLES) -> float:
-    """Return the share of samples of a uniformly random policy whose reward is at most 0.01; always the same number."""
+def sample(task: str, samples: int = SAMPLES) -> RandomPolicy:
+    """Return what a uniformly random policy meets in so many samples of a task; always the same numbers.
+
+    With a horizon of 1,000 they are 100 whole episodes. Mean and deviation are NaN without an episode that ended.
+    """
     found = tasks.find(task)
     pool = tasks.make_host_pool(found, env_seeds(found.id, "sparsity", 0, ENVIRONMENTS), 1)
     rng = np.random.default_rng(0)
+    returns: list[float] = []
     try:
         pool.reset()
         seen = negligible = 0
+        running = np.zeros(ENVIRONMENTS)
         while seen < samples:
             shape = (ENVIRONMENTS, pool.spec.action_size)
             step = pool.step(
                 rng.integers(pool.spec.action_size, size=ENVIRONMENTS, dtype=np.int32) if pool.spec.discrete
                 else rng.uniform(-1.0, 1.0, shape).astype(np.float32)
             )  # fmt: skip
-            valid = np.asarray(step.valid)
+            valid, reward = np.asarray(step.valid), np.asarray(step.reward, np.float64)
             seen += int(valid.sum())
-            negligible += int((valid & (np.asarray(step.reward) <= NEGLIGIBLE)).sum())
-        return negligible / seen
+            negligible += int((valid & (reward <= np.float32(NEGLIGIBLE))).sum())
+            running += reward
+            ended = np.asarray(step.terminated) | np.asarray(step.truncated)
+            returns += running[ended].tolist()
+            running[ended] = 0.0
     finally:
         pool.close()
+    deviation = float(np.std(returns, ddof=1)) if len(returns) > 1 else np.nan
+    return RandomPolicy(negligible / seen, float(np.mean(returns)) if returns else np.nan, deviation, len(returns))
+
+
+def sparsity(task: str, samples: int = SAMPLES) -> float:
+    """Return the share of samples of a uniformly random policy whose reward is at most 0.01; always the same number."""
+    return sample(task, samples).sparsity
 
 
 def measured() -> dict[str, float]:
     """Return the sparsity of the 28 tasks as it was measured for the package."""
-    about: Facts = files.parse_json(files.read(MEASURED.parent, MEASURED.name, files.JSON_LIMIT), MEASURED.name)
-    shares = about.get("sparsity")
-    if not isinstance(shares, dict):
-        raise FileError(f"{MEASURED} lacks the sparsity of the tasks; install gpi again")
-    return {task: float(share) for task, share in shares.items()}
+    return {task: one.sparsity for task, one in random_returns().items()}
+
+
+def random_returns() -> dict[str, RandomPolicy]:
+    """Return what a random policy meets on each of the 28 tasks, as it was measured for the package."""
+    try:
+        return parse(files.read(MEASURED.parent, MEASURED.name, files.JSON_LIMIT))
+    except FileError as error:
+        raise FileError(f"{MEASURED} cannot be used: {error}; install gpi again") from error
+
+
+def sparsity_of(
+    names: Iterable[str],
+    cache: Path | None = None,
+    say: Callable[[str], object] = print,
+    own: Collection[str] = (),
+    samples: int = SAMPLES,
+) -> dict[str, RandomPolicy]:
+    """Return what a random policy meets on tasks: known for the 28, else read from a cache, or measured and kept there.
+
+    A task that is code of the user's is measured only if `own` has it, as results may come from a file of somebody
+    else's. Tasks that cannot be measured are left out, with a line that says so. `say` also gets the progress.
+    """
+    known = random_returns()
+    kept = read_cache(cache, samples)
+    found: dict[str, RandomPolicy] = {}
+    for task in dict.fromkeys(map(dmc.short_name, names)):
+        if one := known.get(task) or kept.get(task):
+            found[task] = one
+            continue
+        if ":" in task and task not in own:
+            say(f"{task}: its random policy is not measured, as no file may start your code; name it with --env")
+            continue
+        say(f"{task}: {samples:,} samples of a random policy ...")
+        try:
+            found[task] = kept[task] = sample(task, samples)
+        except UsageError as error:
+            say(f"{task}: its random policy cannot be measured: {error}")
+            continue
+        if cache is not None:
+            files.write(cache / CACHED, encode(kept, samples))
+    return found
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def encode(found: dict[str, RandomPolicy], samples: int = SAMPLES) -> bytes:
+    """Return measurements as JSON; what is NaN becomes null."""
+
+    def number(x: float) -> float | None:
+        return None if np.isnan(x) else x
+
+    versions = {name: version_of(name) for name in ("envpool", "gymnasium", "numpy")}
+    about = {
+        "samples": samples, "versions": versions, "sparsity": {task: one.sparsity for task, one in found.items()},
+        "returns": {task: {"mean": number(one.mean), "deviation": number(one.deviation), "episodes": one.episodes}
+                    for task, one in found.items()},
+    }  # fmt: skip
+    return (json.dumps(about, indent=2) + "\n").encode()
+
+
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package; None where there is none, as of EnvPool on some systems."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def parse(data: bytes, samples: int = SAMPLES) -> dict[str, RandomPolicy]:
+    """Return the measurements in a file, none if of another number of samples; raise FileError if it is not one."""
+    about: Facts = files.parse_json(data, "the table of random policies")
+
+    def number(x: object) -> float:
+        return np.nan if x is None else float(x)  # type: ignore[arg-type]
+
+    try:
+        if about["samples"] != samples:
+            return {}
+        return {
+            task: RandomPolicy(
+                float(share), number(about["returns"][task]["mean"]), number(about["returns"][task]["deviation"]),
+                int(about["returns"][task]["episodes"]),
+            ) for task, share in about["sparsity"].items()
+        }  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"it lacks the sparsity or the returns of a task ({type(error).__name__} {error})") from error
+
+
+def read_cache(directory: Path | None, samples: int) -> dict[str, RandomPolicy]:
+    """Return what has been measured before; nothing if there is no file, or one that cannot be used."""
+    if directory is None or not (directory / CACHED).is_file():
+        return {}
+    try:
+        return parse(files.read(directory, CACHED, files.JSON_LIMIT), samples)
+    except FileError:
+        return {}

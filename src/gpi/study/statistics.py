@@ -154,6 +154,21 @@ def welch(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> tuple[float, fl
     return middle, middle - reach, middle + reach
 
 
+def student(x: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
+    """Return the mean of one task's seeds and the ends of Student's interval; NaN where there is one seed."""
+    middle = float(np.mean(x))
+    if len(x) < 2:
+        return middle, math.nan, math.nan
+    reach = reach_of(len(x), level) * float(np.std(x, ddof=1))
+    return middle, middle - reach, middle + reach
+
+
+@lru_cache(maxsize=64)
+def reach_of(seeds: int, level: float = LEVEL) -> float:
+    """Return how many standard deviations of the seeds Student's interval of their mean reaches to each side."""
+    return float(t_quantile((1.0 + level) / 2, seeds - 1)) / math.sqrt(seeds) if seeds > 1 else math.nan
+
+
 @lru_cache(maxsize=8)
 def splits(size: int, others: int) -> np.ndarray | None:
     """Return every choice of `size` places among all, as rows of places; None if there are more than 200,000."""

@@ -1,0 +1,92 @@
+"""What a report is made of: sections of text, tables and charts, as plain data that the page and the files draw."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Tags(NamedTuple):
+    """What a row or a line is about, for the page's filters; empty where it is about several."""
+
+    task: str = ""
+    algorithm: str = ""
+    kappa: str = ""
+    """As it is written in names: 0, 0.5 or 1; empty for on-policy algorithms."""
+
+
+class Table(NamedTuple):
+    """A table: one row of cells for each entry of `tags`."""
+
+    name: str
+    """Of its CSV file, and of its place in the page."""
+    title: str
+    note: str
+    """The definitions that a reader needs beside it."""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+    """A float is shown with as many digits as `digits` says, None and NaN as a dash."""
+    tags: tuple[Tags, ...] = ()
+    digits: int = 1
+    column_tags: tuple[Tags, ...] = ()
+    """What each column is about, where columns differ in that, such as one for each arm."""
+    column_digits: tuple[int | None, ...] = ()
+    """Digits of each column, where they differ; None means `digits`."""
+
+
+class Line(NamedTuple):
+    """One line, bar series or set of points of a chart."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None = None
+    """The ends of an interval at each point."""
+    high: np.ndarray | None = None
+    seeds: np.ndarray | None = None
+    """`[seeds, points]`: every seed, drawn faintly."""
+    tags: Tags = Tags()
+
+
+class Chart(NamedTuple):
+    """A chart of lines over numbers, or of bars over names."""
+
+    name: str
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    names: tuple[str, ...] = ()
+    """What stands below the bars; a chart without names has lines over numbers."""
+    tags: Tags = Tags()
+    y_range: tuple[float, float] | None = None
+    name_tags: tuple[Tags, ...] = ()
+    """What each name is about; without them, a name that is a task's is about that task."""
+    reference: float | None = None
+    """A value to compare with, such as an even chance: a line across the chart."""
+    points: bool = False
+    """Whether each name has a point with its interval instead of a bar, for values whose zero means nothing."""
+    log_x: bool = False
+
+
+class Section(NamedTuple):
+    """A part of the report, with a heading."""
+
+    name: str
+    title: str
+    text: tuple[str, ...]
+    """Paragraphs, plain text."""
+    blocks: tuple[Table | Chart, ...]
+
+
+class Report(NamedTuple):
+    """A whole report."""
+
+    title: str
+    lead: tuple[str, ...]
+    sections: tuple[Section, ...]
+    commands: tuple[str, ...]
+    """To repeat everything."""
+    versions: dict[str, str]

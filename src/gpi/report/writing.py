@@ -1,0 +1,62 @@
+"""A report as a directory: report.html, figures/NAME.png and .svg, tables/NAME.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpi import files
+from gpi.counting import counted
+from gpi.errors import disk_error
+from gpi.report.blocks import Chart, Report, Table
+from gpi.report.figures import encoded, figure_of, sheet_of
+from gpi.report.page import page
+from gpi.report.page.facets import facets_of
+from gpi.report.page.layout import arranged, charts_in, sheets
+from gpi.report.page.looks import looks_of
+from gpi.report.tables import csv_of
+
+Making = Callable[[], dict[str, bytes]]
+"""Makes the files of one part, by suffix."""
+
+
+def write_report(report: Report, directory: Path, quiet: bool = False) -> list[Path]:
+    """Write a report into a directory, which is made if it is missing, and return the paths of its files.
+
+    Every file appears when it is complete, and the page, which names the others, last.
+    """
+    made = []
+    parts = list(parts_of(report))
+    for folder in (directory, directory / "tables", directory / "figures"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(folder, error) from error
+    with counted("figures and tables", len(parts), quiet=quiet) as progress:
+        for number, (name, make) in enumerate(parts, 1):
+            for suffix, data in make().items():
+                made.append(directory / f"{name}.{suffix}")
+                files.write(made[-1], data)
+            progress(number)
+    path = directory / "report.html"
+    files.write(path, page(report, beside=True).encode())
+    return [path, *made]
+
+
+def parts_of(report: Report) -> Iterator[tuple[str, Making]]:
+    """Yield everything of a report that becomes files of its own: where, without the suffix, and how."""
+    looks, facets = looks_of(report), facets_of(report)
+    for placed in arranged(report):
+        for part in (part for group in placed.groups for part in group):
+            if isinstance(part.block, Chart):
+                yield f"figures/{part.file}", lambda chart=part.block: encoded(figure_of(chart, looks, facets))
+            else:
+                yield f"tables/{part.file}", lambda table=part.block: table_files(table)
+    for name, section, group in sheets(report):
+        charts, title = charts_in(group), section.title
+        yield f"figures/{name}", lambda title=title, charts=charts: encoded(sheet_of(title, charts, looks))
+
+
+def table_files(table: Table) -> dict[str, bytes]:
+    """Return the files of a table."""
+    return {"csv": csv_of(table).encode()}

@@ -1,0 +1,280 @@
+"""A Ray cluster for a study: one of our own on this machine, or the user's; and whether its nodes can do the work.
+
+Whoever reaches the ports of a Ray cluster can run code there. So a cluster of our own listens to this machine alone and
+wants a token that nobody else has; another is refused without a token, unless the user trusts the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import ipaddress
+import json
+import math
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpi.errors import UsageError
+from gpi.requirements import satisfies
+from gpi.standalone import Facts
+from gpi.study import ray_worker
+from gpi.study.directory import Layout
+
+VERSIONS = ">=2.57"  # older ones leave processes behind when a worker is killed
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then takes the loopback address, and listens to nothing else
+STORE = 80 << 20  # bytes of Ray's object store: jobs exchange files, not objects
+ROOM = 40  # characters of a directory in which Ray's sockets still have a name that the kernel takes
+SECONDS = 60.0  # for a node to answer, and
+REACH = 5.0  # ... for its port to
+SMALL = 0.001  # of a GPU: so little that it is always free
+
+
+class Where(NamedTuple):
+    """The cluster that the user wants."""
+
+    address: str = ""
+    """host:port of its head, or `auto`; empty: one of our own on this machine."""
+    trusted: bool = False
+    """Whether the user trusts everybody who can reach it."""
+
+
+class Node(NamedTuple):
+    """A node of a cluster."""
+
+    id: str
+    address: str
+    cpus: int
+    gpus: float
+
+
+# --- connecting -----------------------------------------------------------------------------------------------------
+
+
+def imported() -> Any:
+    """Return the module of Ray, or raise UsageError if it is not here or too old."""
+    try:
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError("Ray is not installed; run: pip install 'gpi-rl[ray]'") from None
+    if not satisfies(version, VERSIONS):
+        raise UsageError(f"Ray {version} is too old, it must be {VERSIONS}; run: pip install 'gpi-rl[ray]'")
+    return importlib.import_module("ray")
+
+
+@contextmanager
+def own_cluster(cores: int, gpus: int) -> Iterator[Any]:
+    """Start Ray on this machine for as long as the block lasts."""
+    directory = Path(tempfile.mkdtemp(prefix="gpi-ray-", dir=short_place()))
+    try:
+        token = directory / "token"
+        fd = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "wb") as file:
+            file.write(os.urandom(32).hex().encode())
+        guarded = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(directory)}
+        with variables({**QUIET, **ALONE, **guarded}, without=("RAY_ADDRESS", "RAY_AUTH_TOKEN")):
+            ray = imported()
+            with ended(ray):
+                ray.init(num_cpus=cores, num_gpus=gpus, include_dashboard=False, object_store_memory=STORE, **silent())
+                yield ray
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def other_cluster(where: Where) -> Iterator[Any]:
+    """Connect to a cluster that runs, for as long as the block lasts; it stays."""
+    require_address(where)
+    with variables({**QUIET, **(ALONE if is_loopback(where.address) else {})}):
+        ray = imported()
+        with ended(ray):
+            try:
+                ray.init(address=where.address, **silent())
+            except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise UsageError(f"no use of the Ray cluster at {where.address}: {first_line(error)}") from error
+            yield ray
+
+
+def silent() -> dict[str, Any]:
+    """Return the options that let Ray print nothing of its own."""
+    return {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of Ray says, on one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+@contextmanager
+def ended(ray: Any) -> Iterator[None]:
+    """Leave Ray at the end of a block."""
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def variables(values: Mapping[str, str], without: Sequence[str] = ()) -> Iterator[None]:
+    """Set environment variables for as long as a block lasts."""
+    before = {name: os.environ.get(name) for name in (*values, *without)}
+    os.environ.update(values)
+    for name in without:
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def short_place() -> str:
+    """Return a directory for temporary files whose name leaves room for those of Ray's sockets."""
+    for place in (tempfile.gettempdir(), "/var/tmp"):
+        if len(place) <= ROOM - len("/gpi-ray-12345678") and os.access(place, os.W_OK):
+            return place
+    raise UsageError(f"{tempfile.gettempdir()} is too long a name for Ray's sockets; set TMPDIR to a short one")
+
+
+# --- who may reach it -----------------------------------------------------------------------------------------------
+
+
+def require_address(where: Where) -> None:
+    """Raise UsageError unless an address can be used, answers, and is safe to use."""
+    address = where.address
+    host, _, port = address.rpartition(":")
+    if address != "auto" and ("://" in address or not host or not port.isdecimal()):
+        raise UsageError(
+            f"--address {address} must be host:port of the head node, or auto; run this on one of the nodes"
+        )
+    if not is_loopback(address) and not where.trusted:
+        require_token()
+    if address != "auto":
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"no Ray cluster answers at --address {address}: {error}; is it started?") from None
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address reaches this machine alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None)} if host else set()
+        return bool(found) and all(ipaddress.ip_address(one).is_loopback for one in found)
+    except (OSError, ValueError):
+        return False
+
+
+def require_token() -> None:
+    """Raise UsageError unless Ray authenticates by a token that nobody else can read."""
+    remedy = "start the nodes and this with RAY_AUTH_MODE=token, or add --i-trust-this-network"
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        raise UsageError(f"whoever reaches a Ray cluster without a token can run code there; {remedy}")
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise UsageError(f"Ray's token {path} cannot be read: {error.strerror}; copy it from the head node") from None
+    if mode & 0o077:
+        raise UsageError(f"Ray's token {path} can be read by others (mode {mode:o}); run: chmod 600 {path}")
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def nodes_of(ray: Any) -> list[Node]:
+    """Return the nodes that live."""
+    return [
+        Node(one["NodeID"], one["NodeManagerAddress"], int(one["Resources"].get("CPU", 0)),
+             float(one["Resources"].get("GPU", 0)))
+        for one in ray.nodes() if one["Alive"]
+    ]  # fmt: skip
+
+
+def usable(nodes: Sequence[Node], layout: Layout) -> list[Node]:
+    """Return the nodes that can run a job."""
+    return [node for node in nodes if node.cpus >= layout.cores and (layout.platform != "gpu" or node.gpus > 0)]
+
+
+def require_usable(nodes: Sequence[Node], layout: Layout) -> list[Node]:
+    """Return the nodes that can run a job; raise UsageError if none can, as Ray would wait for one for ever."""
+    found = usable(nodes, layout)
+    if not found:
+        most = max((node.cpus for node in nodes), default=0)
+        needs = f"{layout.cores} core{'s' * (layout.cores > 1)}{' and a GPU' * (layout.platform == 'gpu')}"
+        raise UsageError(
+            f"a job needs {needs}, no node of {len(nodes)} has that (cores: {most} at most); add one that does"
+        )
+    return found
+
+
+def gpu_share(nodes: Sequence[Node], layout: Layout) -> float:
+    """Return the share of a GPU that a job asks for: as many share it as the node has cores for, 0 without GPUs.
+
+    Ray gives a job a part of one GPU, never of two, and counts in ten-thousandths.
+    """
+    shares = [1.0 / math.ceil(node.cpus // layout.cores / node.gpus) for node in usable(nodes, layout) if node.gpus > 0]
+    return math.floor(1e4 * min(shares)) / 1e4 if layout.platform == "gpu" and shares else 0.0
+
+
+def slots(nodes: Sequence[Node], layout: Layout, share: float) -> int:
+    """Return how many jobs the nodes can run at the same time."""
+    return sum(
+        min(node.cpus // layout.cores, int(node.gpus) * int(1.0 / share) if share else node.cpus)
+        for node in usable(nodes, layout)
+    )
+
+
+def ask(ray: Any, task: ray_worker.Task, node: Node, text: str, gpus: float = 0.0) -> Facts:
+    """Return what a task answers on one node; raise UsageError if it does not."""
+    strategies = importlib.import_module("ray.util.scheduling_strategies")
+    here = strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+    asked = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0, scheduling_strategy=here)(task).remote(text)
+    try:
+        return json.loads(ray.get(asked, timeout=SECONDS))
+    except ray.exceptions.RayError as error:
+        why = "it does not answer" if isinstance(error, ray.exceptions.GetTimeoutError) else first_line(error)
+        raise UsageError(
+            f"node {node.address} cannot be used: {why}; every node needs the same gpi-rl, or must leave the cluster"
+        ) from error
+
+
+def require_alike(
+    ray: Any, nodes: Sequence[Node], layout: Layout, seen: Mapping[str, str], *, token: bool
+) -> list[str]:
+    """Raise UsageError unless every node has the study's versions and sees its directory and locks; return notes.
+
+    `seen` is a file that this process has locked, and what it contains. Nodes are asked one after the other.
+    """
+    notes = []
+    for node in nodes:
+        found = ask(ray, ray_worker.look_around, node, json.dumps(dict(seen)))
+        name = f"node {node.address} ({found['host']})"
+        other = [f"{what} {found['versions'].get(what)}, the study has {version}"
+                 for what, version in layout.versions.items() if found["versions"].get(what) != version]  # fmt: skip
+        if other:
+            raise UsageError(f"{name} has {'; '.join(other)}: results would change; install the same versions there")
+        if not found["sees"]:
+            raise UsageError(f"{name} does not see {seen['file']}; --out must be a directory that all nodes share")
+        if not found["locked"]:
+            rule = "so two could run one job"
+            raise UsageError(f"{name} does not see locks on {seen['file']}, {rule}; use --shard without Ray")
+        if token and found["authentication"].lower() != "token":
+            rule = "was started without RAY_AUTH_MODE=token, so whoever reaches it can run code there"
+            raise UsageError(f"{name} {rule}; start it with a token, or add --i-trust-this-network")
+        if found["nice"] > os.nice(0):
+            notes.append(f"{name} runs jobs at low priority; start it with RAY_worker_niceness=0")
+    return notes

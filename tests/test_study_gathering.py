@@ -1,0 +1,349 @@
+"""A study made in parts: gathered, packed and merged, each result once; foreign files are read without trust."""
+
+import bz2
+import dataclasses
+import gzip
+import io
+import json
+import lzma
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hostile
+import numpy as np
+import pytest
+from made_runs import VERSIONS, job, make_run, make_study
+
+from gpi import cli
+from gpi.config import Config
+from gpi.errors import FileError, GpiError, UsageError
+from gpi.study import gathered as gathering
+from gpi.study import sources
+from gpi.study.gathered import covered, gathered, merge
+from gpi.study.results import Result, encode_pack, read_pack, write_pack
+from gpi.study.sources import TAKEN, read_source
+
+DATA = Path(__file__).parents[1] / "benchmarks" / "study"
+
+
+def same(a: list[Result], b: list[Result]) -> bool:
+    return sorted(encode_pack([one]) for one in a) == sorted(encode_pack([one]) for one in b)
+
+
+# --- one study ------------------------------------------------------------------------------------------------------
+
+
+def test_all_results_of_a_study_are_gathered_once(tmp_path: Path):
+    jobs = [job(arm="ppo"), job(arm="trpo"), job(task="walker-run"), job(task="fish-swim")]
+    study = make_study(tmp_path / "a", *jobs, runs=False)
+    make_run(study.run(jobs[0]), jobs[0].config)
+    make_run(study.run(jobs[1]), jobs[1].config, 9_500)
+    make_run(tmp_path / "elsewhere" / "x", jobs[2].config)
+    assert [one.config for one in gathered(study.path)] == [jobs[0].config]
+    assert [one.config for one in gathered(study.path, unfinished=True)] == [jobs[0].config, jobs[1].config]
+    merge(study.path, [tmp_path / "elsewhere", study.run(jobs[0])])
+    assert [one.config for one in gathered(study.path)] == [jobs[0].config, jobs[2].config]
+    assert covered(study) == {jobs[2].name}
+    assert [one.config.task for one in gathered(tmp_path / "elsewhere")] == ["walker-run"], "a tree of runs will do"
+    with pytest.raises(UsageError, match="is no study's directory, and holds no runs"):
+        gathered(tmp_path / "nothing")
+
+
+def test_a_finished_run_is_read_from_its_tables_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    study = make_study(tmp_path / "a", job())
+    first = gathered(study.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(gathering, "read_run", lambda *_: pytest.fail("read again"))
+        assert same(gathered(study.path), first)
+    (small,) = (tmp_path / "a" / "cache").iterdir()
+    small.write_bytes(b"damaged")
+    assert same(gathered(study.path), first)
+    longer = dataclasses.replace(study.jobs[0].config, steps=30_000)
+    for path in study.run(study.jobs[0]).iterdir():
+        path.unlink()
+    study.run(study.jobs[0]).rmdir()
+    make_run(study.run(study.jobs[0]), longer)
+    assert gathered(study.path)[0].steps == (30_000, 30_000)
+
+
+def test_a_study_directory_that_cannot_be_written_is_read_all_the_same(tmp_path: Path):
+    study = make_study(tmp_path / "a", job())
+    (study.path / "cache").write_text("in the way")
+    assert len(gathered(study.path)) == 1
+
+
+def test_names_of_own_environments_go_with_results(tmp_path: Path):
+    code = "my_module:MyEnv-v0"
+    mine, own = job(task="mine"), job(task="mine", arm="trpo")
+    study = make_study(tmp_path / "a", mine, own, runs=False)
+    make_run(study.run(mine), dataclasses.replace(mine.config, task=code))
+    assert [one.config.task for one in gathered(study.path)] == ["mine"]
+    make_run(tmp_path / "plain", dataclasses.replace(own.config, task=code))
+    merge(study.path, [tmp_path / "plain"], {"mine": code})
+    assert covered(study) == {own.name}
+    assert {one.config.task for one in gathered(study.path)} == {"mine"}
+    other = make_study(tmp_path / "b", own, runs=False)
+    merge(other.path, [tmp_path / "plain"])
+    assert covered(other) == set() and covered(other, {"mine": code}) == {own.name}
+
+
+# --- parts become one -----------------------------------------------------------------------------------------------
+
+
+def test_packs_trees_archives_and_studies_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    make_study(tmp_path / "a", job(), job(arm="trpo"))
+    make_run(tmp_path / "tree" / "deep" / "one", job(task="walker-run").config)
+    make_run(tmp_path / "tree" / "begun", job(task="fish-swim").config, 4_000)
+    make_run(tmp_path / "runs" / "..odd name\n", job(arm="geppo-kappa1", algorithm="geppo").config)
+    with tarfile.open(tmp_path / "c.tar.xz", "w:xz") as tar:
+        tar.add(tmp_path / "runs", "x")
+    assert cli.main(["study", "pack", str(tmp_path / "a"), "--out", str(tmp_path / "a.safetensors")]) == 0
+    assert "2 results, 1 task, 2 arms, 4 seeds, 0.0" in capsys.readouterr().out
+    out = str(tmp_path / "new" / "all")
+    parts = [str(tmp_path / name) for name in ("a.safetensors", "tree", "c.tar.xz", "a")]
+    assert cli.main(["study", "merge", out, *parts]) == 0
+    said = capsys.readouterr().out
+    assert "5 results, 3 tasks, 3 arms, 10 seeds came in" in said and "of these 1 have not ended" in said
+    assert "2 results were there already" in said
+    assert cli.main(["study", "merge", out, *parts]) == 0 and "came in" not in capsys.readouterr().out
+    (pack,) = (tmp_path / "new" / "all" / "packs").iterdir()
+    assert len(read_pack(pack)) == 5 and len(gathered(out)) == 4
+    assert cli.main(["study", "pack", out, "--out", str(tmp_path / "again.safetensors")]) == 0
+    assert "left out: 1 run that have not ended" in capsys.readouterr().out
+    assert cli.main(["study", "pack", out, "--all", "--out", str(tmp_path / "again.safetensors")]) == 0
+    assert same(read_pack(tmp_path / "again.safetensors"), gathered(out, unfinished=True))
+
+
+def test_the_data_of_the_repository_are_taken_as_they_are(tmp_path: Path):
+    came = merge(tmp_path / "d", [DATA / "reuse.safetensors"])
+    assert len(came.new) == 30 and all(one.complete and one.config.seeds == 10 for one in came.new)
+    assert {one.config.B for one in came.new} == {1, 2, 4, 8, 16}
+
+
+def test_contradictions_are_refused_in_one_line_that_names_both(tmp_path: Path):
+    study = make_study(tmp_path / "a", job())
+    make_run(tmp_path / "other", job().config, luck=1)
+    with pytest.raises(UsageError, match=r"two different results of cheetah-run, ppo, seeds 0 to 1: \S+/a/runs/\S+ and "
+                                         r"\S+/other; leave one out"):  # fmt: skip
+        merge(study.path, [tmp_path / "other"])
+    make_run(tmp_path / "new", job(arm="trpo").config, versions=VERSIONS | {"envpool": "1.3.0"})
+    with pytest.raises(UsageError, match=r"results of EnvPool 1\.2\.5 and 1\.3\.0, .*/a/runs/\S+ and \S+/new"):
+        merge(study.path, [tmp_path / "new"])
+    make_run(tmp_path / "part", job(seed=1, seeds=3).config)
+    with pytest.raises(UsageError, match="two different results"):
+        merge(study.path, [tmp_path / "part"])
+    assert not (study.path / "packs").exists(), "nothing came in"
+    waiting = make_study(tmp_path / "b", job(), runs=False)
+    with pytest.raises(UsageError, match=r"some seeds of cheetah-run/ppo/seeds-0-1 have a result, .* with seed 0 too"):
+        merge(waiting.path, [tmp_path / "part"])
+
+
+def test_a_result_takes_the_place_of_what_it_continues(tmp_path: Path):
+    config = dataclasses.replace(job().config, steps=40_000)
+    make_run(tmp_path / "begun", config, 24_000)
+    make_run(tmp_path / "later", config, 36_000)
+    make_run(tmp_path / "end", config)
+    make_run(tmp_path / "another", config, 38_000, luck=1)
+    out = tmp_path / "all"
+    for name, steps in (("later", 36_000), ("begun", 36_000), ("end", 40_000), ("later", 40_000), ("another", 40_000)):
+        merge(out, [tmp_path / name])
+        (result,) = gathered(out, unfinished=True)
+        assert result.steps == (steps, steps), name
+    with pytest.raises(UsageError, match="two different results"):
+        merge(tmp_path / "b", [tmp_path / "later", tmp_path / "another"])
+
+
+def test_a_run_that_is_being_extended_is_not_complete(tmp_path: Path):
+    study = make_study(tmp_path / "a", job())
+    about = json.loads((study.run(study.jobs[0]) / "config.json").read_text())
+    about["config"]["steps"] = 50_000
+    (study.run(study.jobs[0]) / "config.json").write_text(json.dumps(about))
+    assert gathered(study.path) == [] and len(gathered(study.path, unfinished=True)) == 1
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (("pack", "a", "--out", "x.pt"), "--out x.pt must end in .safetensors"),
+    (("pack", "empty", "--out", "x.safetensors"), "empty is no study's directory, and holds no runs"),
+    (("pack", "begun", "--out", "x.safetensors"), "has no complete result; --all takes those that have not ended"),
+    (("pack", "nothing", "--out", "x.safetensors"), "nothing does not exist"),
+    (("merge", "d", "nothing"), "nothing does not exist"),
+    (("merge", "d", "empty"), "empty holds no result"),
+    (("merge", "full", "a"), "full is no study's directory; name one, or a new one"),
+    (("merge", "d", "a", "--env", "x"), "--env x must be NAME=MODULE:ID"),
+    (("status", "empty"), "empty is no study's directory"),
+])  # fmt: skip
+def test_a_wrong_word_is_one_line(
+    words: tuple[str, ...],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    make_study(tmp_path / "a", job())
+    make_run(tmp_path / "begun" / "x", job().config, 3_000)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["study", *words]) == 2
+    said = capsys.readouterr().err
+    assert line in said and said.count("\n") == 1 and not (tmp_path / "d").exists()
+
+
+# --- files from other people ----------------------------------------------------------------------------------------
+
+
+def member(
+    name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **facts: object
+) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(data), kind
+    for fact, value in facts.items():
+        setattr(info, fact, value)
+    return info, data
+
+
+def archive(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    """Write an archive as it is told to, whatever the members claim."""
+    file = io.BytesIO()
+    for info, data in members:
+        file.write(info.tobuf() + data + bytes(-len(data) % 512))
+    return file.getvalue() + bytes(10_240)
+
+
+def good_files(tmp_path: Path) -> dict[str, bytes]:
+    make_run(tmp_path / "good", job().config)
+    return {path.name: path.read_bytes() for path in sorted((tmp_path / "good").iterdir())}
+
+
+def bad_archives(good: dict[str, bytes], root: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield archives of a run that are damaged, or made to do harm."""
+    whole = [member(f"run/{name}", data) for name, data in good.items()]
+    tar = archive(whole)
+    yield "twice", archive([*whole, member("run/./DONE", good["DONE"])])
+    yield "huge", archive([member("run/config.json", b"{}", size=1 << 62)])
+    yield "large", archive([*whole, member("run/audit.csv", b"", size=sources.FILE_LIMIT + 1)])
+    yield "beyond", archive([member("huge.bin", b"", size=1 << 40), *whole])
+    yield "header of a gigabyte", archive([member("x", b"", tarfile.XHDTYPE, size=1 << 30), *whole])
+    yield "name of a gigabyte", archive([member("x", b"", tarfile.GNUTYPE_LONGNAME, size=1 << 30), *whole])
+    yield "odd header", archive([member("x", b"99 size=7\n", tarfile.XHDTYPE), *whole])
+    yield "cut", tar[: len(tar) // 3]
+    yield "cut xz", lzma.compress(tar)[:-100]
+    yield "cut gzip", gzip.compress(tar)[:-100]
+    yield "much memory", lzma.compress(tar, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}])
+    yield "bz2", bz2.compress(tar)
+    yield "empty", b""
+    yield "text", b"hello\n" * 1000
+    yield from hostile.payloads(root).items()
+    for label, kind in (("sparse", tarfile.GNUTYPE_SPARSE), ("device", tarfile.CHRTYPE), ("fifo", tarfile.FIFOTYPE)):
+        yield label, archive([member(f"run/{name}", data, kind) for name, data in good.items()])
+    for label, kind in (("link", tarfile.SYMTYPE), ("hard link", tarfile.LNKTYPE)):
+        links = [member("run/episodes.csv", b"", kind, linkname="/etc/passwd")]
+        yield label, archive([*links, *(one for one in whole if "episodes" not in one[0].name)])
+
+
+def test_damaged_and_hostile_archives_are_refused_in_one_line(tmp_path: Path):
+    good = good_files(tmp_path)
+    (tmp_path / "in").mkdir()
+    path, tried = tmp_path / "in" / "x.tar.xz", 0
+    for label, data in bad_archives(good, tmp_path):
+        path.write_bytes(data)
+        try:
+            merge(tmp_path / "d", [path])
+        except GpiError as error:
+            assert "\n" not in str(error) and len(str(error)) < 500, label
+        else:
+            pytest.fail(label)
+        tried += 1
+    assert tried > 35
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["good", "in"], "nothing was made, nothing ran"
+
+
+def test_names_in_an_archive_never_become_paths(tmp_path: Path):
+    good = good_files(tmp_path)
+    before = set(Path("/").iterdir())
+    for number, name in enumerate(
+        ("../../up", "/pwned", "a/../../b", "x" * 200, "\x1b[2J", "C:\\x", "~", "$(touch y)")
+    ):
+        data = archive([member(f"{name}/{part}", content) for part, content in good.items()])
+        (tmp_path / f"{number}.tar.gz").write_bytes(gzip.compress(data))
+        (one,) = read_source(tmp_path / f"{number}.tar.gz")
+        assert one.result.complete and one.place.isprintable()
+    assert set(Path("/").iterdir()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*(f"{n}.tar.gz" for n in range(8)), "good"])
+
+
+def test_what_is_flipped_in_an_archive_is_refused_or_harmless(tmp_path: Path):
+    data = lzma.compress(archive([member(f"r/{name}", content) for name, content in good_files(tmp_path).items()]))
+    rng, path, refused = np.random.default_rng(0), tmp_path / "x.tar.xz", 0
+    for _ in range(60):
+        flipped = bytearray(data)
+        flipped[rng.integers(len(data))] ^= 1 << rng.integers(8)
+        path.write_bytes(flipped)
+        try:
+            read_source(path)
+        except FileError as error:
+            refused += "\n" not in str(error)
+    assert refused >= 58, "xz has a checksum of its content"
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_odd_files_in_a_run_are_refused(name: str, tmp_path: Path):
+    good = good_files(tmp_path)
+    (tmp_path / "target").write_bytes(good.get(name, b"x"))
+    for label, make in hostile.ODD.items():
+        if label == "hardlink" and name not in ("config.json", "DONE"):
+            continue  # of tables, as backups have them
+        run = tmp_path / label
+        make_run(run, job().config)
+        (run / name).unlink(missing_ok=True)
+        make(run / name, tmp_path / "target")
+        with pytest.raises(GpiError) as error:
+            merge(tmp_path / "d", [run])
+        assert "\n" not in str(error.value), label
+    assert not (tmp_path / "d").exists()
+
+
+FORGED: list[tuple[str, object]] = [
+    ("DONE", {"complete": True, "steps": [10**18] * 2, "frozen": {}}),
+    ("DONE", {"complete": True, "steps": [20_000], "frozen": {}}),
+    ("DONE", {"complete": True, "steps": [-1, -1], "frozen": {}}),
+    ("DONE", "null"), ("audit.json", [1]), ("audit.json", '{"a": NaN}'),
+    ("episodes.csv", "seed,steps,return,length\n0,500,nan,500\n"),
+    ("episodes.csv", "seed,steps,return,length\n0,500,inf,500\n"),
+    ("episodes.csv", "seed,steps,return,length\n0,500,1e300,500\n"),
+    ("episodes.csv", f"seed,steps,return,length\n0,{10**30},1,500\n"),
+    ("episodes.csv", "seed,steps,return,length\n0,-5,x,500\n"), ("episodes.csv", "seed,steps\n0\n"),
+    ("episodes.csv", b"\xff\xfe"),
+    ("config.json", {"config": {"task": "x", "algorithm": "ppo", "seed": 0, "seeds": 10**6}}),
+    ("config.json", {"config": {"task": "x", "algorithm": "evil", "seed": 0, "seeds": 1}}),
+    ("config.json", {"config": {"task": ["x"], "algorithm": "ppo", "seed": 0, "seeds": 2}}),
+    ("config.json", {"config": dataclasses.asdict(Config(task="x", algorithm="ppo", seeds=2)), "versions": 3}),
+    ("config.json", {"config": dataclasses.asdict(Config(task="x", algorithm="ppo", seeds=2)), "devices": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content"), FORGED, ids=lambda x: str(x)[:40])
+def test_forged_runs_are_refused(name: str, content: object, tmp_path: Path):
+    make_run(tmp_path / "run", job().config)
+    data = (
+        content
+        if isinstance(content, bytes)
+        else (content if isinstance(content, str) else json.dumps(content)).encode()
+    )
+    (tmp_path / "run" / name).write_bytes(data)
+    with pytest.raises(GpiError) as error:
+        merge(tmp_path / "d", [tmp_path / "run"])
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600 and not (tmp_path / "d").exists()
+
+
+def test_a_hostile_pack_in_a_study_is_refused_by_name(tmp_path: Path):
+    study = make_study(tmp_path / "a", job())
+    write_pack(tmp_path / "p.safetensors", gathered(study.path))
+    (study.path / "packs").mkdir()
+    data = (tmp_path / "p.safetensors").read_bytes()
+    for bad in (data[:-1], b"", data.replace(b"cheetah", b"cheetax")):
+        (study.path / "packs" / "x.safetensors").write_bytes(bad)
+        with pytest.raises(FileError, match=r"^pack .*/packs/x\.safetensors: "):
+            gathered(study.path)
