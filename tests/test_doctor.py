@@ -10,7 +10,7 @@ from gpi import cli, doctor, requirements
 from gpi.doctor import Devices, Finding
 
 NAMES = ["Python", "packages", "cores", "memory", "disk", "JAX", "GPU", "EnvPool", "Gymnasium", "rendering", "ffmpeg",
-         "ONNX", "TensorBoard", "cache", "encoding"]  # fmt: skip
+         "ONNX", "Ray", "TensorBoard", "cache", "encoding"]  # fmt: skip
 
 
 def test_what_needs_no_long_try_is_well():

@@ -260,6 +260,17 @@ def test_damaged_and_hostile_archives_are_refused_in_one_line(tmp_path: Path):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["good", "in"], "nothing was made, nothing ran"
 
 
+def test_an_archive_cannot_ask_for_much_memory_or_never_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "x.tar.xz"
+    path.write_bytes(lzma.compress(archive([member("x", bytes(1 << 24), tarfile.XHDTYPE)]), preset=0))
+    with pytest.raises(FileError, match="it asks for 16777216 bytes"):
+        read_source(path)
+    monkeypatch.setattr(sources, "ARCHIVE_LIMIT", 1 << 22)
+    path.write_bytes(lzma.compress(archive([member(f"{n}.bin", bytes(1 << 20)) for n in range(8)]), preset=0))
+    with pytest.raises(FileError, match="it is too large"):
+        read_source(path)
+
+
 def test_names_in_an_archive_never_become_paths(tmp_path: Path):
     good = good_files(tmp_path)
     before = set(Path("/").iterdir())

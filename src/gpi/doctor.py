@@ -66,7 +66,8 @@ def examine() -> Iterator[Finding]:
     yield from look({
         "JAX": lambda: jax_works(used), "GPU": lambda: gpu(used, gpus()), "EnvPool": envpool, "Gymnasium": gymnasium,
         "rendering": rendering, "ffmpeg": ffmpeg, "ONNX": lambda: extra("ONNX", "onnx", "gpi export --format onnx"),
-        "TensorBoard": tensorboard, "cache": cache, "encoding": encoding,
+        "Ray": lambda: extra("Ray", "ray", "gpi study run --engine ray"), "TensorBoard": tensorboard, "cache": cache,
+        "encoding": encoding,
     })  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,9 @@ from gpi.study import ray_worker
 from gpi.study.directory import Layout
 
 VERSIONS = ">=2.57"  # older ones leave processes behind when a worker is killed
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}  # fmt: skip
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then takes the loopback address, and listens to nothing else
 STORE = 80 << 20  # bytes of Ray's object store: jobs exchange files, not objects
 ROOM = 40  # characters of a directory in which Ray's sockets still have a name that the kernel takes
@@ -82,7 +85,8 @@ def own_cluster(cores: int, gpus: int) -> Iterator[Any]:
         with variables({**QUIET, **ALONE, **guarded}, without=("RAY_ADDRESS", "RAY_AUTH_TOKEN")):
             ray = imported()
             with ended(ray):
-                ray.init(num_cpus=cores, num_gpus=gpus, include_dashboard=False, object_store_memory=STORE, **silent())
+                own = {"include_dashboard": False, "object_store_memory": STORE}
+                connect(ray, "Ray does not start here", num_cpus=cores, num_gpus=gpus, **own)
                 yield ray
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -95,16 +99,32 @@ def other_cluster(where: Where) -> Iterator[Any]:
     with variables({**QUIET, **(ALONE if is_loopback(where.address) else {})}):
         ray = imported()
         with ended(ray):
-            try:
-                ray.init(address=where.address, **silent())
-            except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-                raise UsageError(f"no use of the Ray cluster at {where.address}: {first_line(error)}") from error
+            connect(ray, f"--address {where.address} is of no use", address=where.address)
             yield ray
 
 
-def silent() -> dict[str, Any]:
-    """Return the options that let Ray print nothing of its own."""
-    return {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+def connect(ray: Any, what: str, **options: Any) -> None:
+    """Start Ray or connect to it; raise UsageError, with `what` is wrong, if that fails."""
+    try:
+        with hushed():
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        remedy = "all nodes need the same token, Python and Ray" if "address" in options else "leave out --engine ray"
+        raise UsageError(f"{what}: {first_line(error)}; {remedy}") from error
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Throw away what is written to standard error: Ray's own lines, some twenty before it gives up a cluster."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def first_line(error: BaseException) -> str:

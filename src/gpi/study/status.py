@@ -14,16 +14,16 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpi.config import Config
 from gpi.errors import FileError
 from gpi.rundir.done import read_done
 from gpi.rundir.tables import RECENT_EPISODES
 from gpi.standalone import Facts
-from gpi.study.definition import Job, arm_name
+from gpi.study.definition import Job
 from gpi.study.directory import FILE, Failure, Layout, StudyDir, open_study, read_failure
 from gpi.study.estimate import core_seconds
+from gpi.study.frame import arm_of
 from gpi.study.gathered import PACKS, packed, seeds
-from gpi.study.results import NOT_OF_ARM, Placed, key_of
+from gpi.study.results import Placed, key_of
 from gpi.study.runners import read_runners
 
 State = Literal["done", "running", "waiting", "failed"]
@@ -234,13 +234,8 @@ def failure_of(study: StudyDir, job: Job) -> Failure | None:
 
 
 def job_of(one: Placed) -> Job:
-    """Return a job that has this result: of an arm named by its settings that are not their defaults."""
-    config, defaults = one.result.config, Config(task="")
-    special = {
-        name: value for name, value in vars(config).items()
-        if name not in (*NOT_OF_ARM, "algorithm", "kappa", "reset_each_batch") and value != getattr(defaults, name)
-    }  # fmt: skip
-    return Job(config.short_task, arm_name({"algorithm": config.algorithm, "kappa": config.kappa, **special}), config)
+    """Return a job that has this result."""
+    return Job(one.result.config.short_task, arm_of(one.result.config), one.result.config)
 
 
 def mean(values: object) -> float:
