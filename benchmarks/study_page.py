@@ -3,7 +3,7 @@
     python benchmarks/study_page.py [STUDY]
 
 STUDY is a directory that the packs are merged into (default: one that is thrown away). In the page, what lies between
-`<!-- begin NAME -->` and `<!-- end NAME -->` is the report's table that NAME matches; the words around it are written by
+`<!-- begin NAME -->` and `<!-- end NAME -->` is the report's table that NAME matches; the rest is written by
 hand.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import math
 import re
 import tempfile
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def stems(columns: list[str]) -> set[str]:
     return {*columns, *(name.removesuffix(" difference") for name in columns)}
 
 
-def with_ends(name: str, cells: dict[str, object], table: Table) -> str:
+def with_ends(name: str, cells: Mapping[str, object], table: Table) -> str:
     """Return a cell, with its interval if the table has it."""
     digits = table.digits
     text = shown(cells[name], digits)

@@ -17,12 +17,12 @@ from studies import STUDY, children, ended, environment, lives, results, runner,
 import gpi
 from gpi.cli import main
 from gpi.errors import UsageError
-from gpi.study.begin import Options, begin
 from gpi.study.definition import load_study
 from gpi.study.directory import open_study, steps_taken
+from gpi.study.engine.begin import Options, begin
+from gpi.study.engine.runners import read_runners
 from gpi.study.gathered import covered
 from gpi.study.results import read_result, write_pack
-from gpi.study.runners import read_runners
 
 JOBS = 4
 

@@ -20,21 +20,21 @@ from gpi.cli.train import typed_settings
 from gpi.config import Config
 from gpi.errors import DiskError, UsageError
 from gpi.rundir.lock import hold
-from gpi.study import begin, engine, machine_layout, screen
-from gpi.study.begin import Options, matching, shard_of
-from gpi.study.compile_cache import CompileCache
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import Failure, Layout, StudyDir, is_done, read_failure, write_failure, write_study
-from gpi.study.gpus import Gpu, gpus, has_plugin, sharing
-from gpi.study.jobs import KILLS, RETRIES, arguments, command, environment, last_line, outcome
-from gpi.study.locks import Shard, mount_of, read_shard, require_locks, take
-from gpi.study.programs import Compiled, program_of
-from gpi.study.queue import Running, Waiting, next_gpu
-from gpi.study.runner import Ended, summary
-from gpi.study.runners import read_runners, runner_file
-from gpi.study.screen import Screen, Standing, block
-from gpi.study.speeds import Speeds, per_step
-from gpi.study.stopping import SAVING, Stop
+from gpi.study.engine import begin, loop, machine_layout, screen
+from gpi.study.engine.begin import Options, matching, shard_of
+from gpi.study.engine.compile_cache import CompileCache
+from gpi.study.engine.gpus import Gpu, gpus, has_plugin, sharing
+from gpi.study.engine.jobs import KILLS, RETRIES, arguments, command, environment, last_line, outcome
+from gpi.study.engine.locks import Shard, mount_of, read_shard, require_locks, take
+from gpi.study.engine.programs import Compiled, program_of
+from gpi.study.engine.queue import Running, Waiting, next_gpu
+from gpi.study.engine.runner import Ended, summary
+from gpi.study.engine.runners import read_runners, runner_file
+from gpi.study.engine.screen import Screen, Standing, block
+from gpi.study.engine.speeds import Speeds, per_step
+from gpi.study.engine.stopping import SAVING, Stop
 
 LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}, machine_layout.versions_here())
 
@@ -315,7 +315,7 @@ def test_a_daemon_of_somebody_else_is_left_alone(nvidia: Path):
 
 
 def test_a_daemon_whose_starter_was_killed_is_stopped_by_the_next_runner(nvidia: Path):
-    script = "import os; from gpi.study.gpus import sharing\nwith sharing():\n os.kill(os.getpid(), 9)"
+    script = "import os; from gpi.study.engine.gpus import sharing\nwith sharing():\n os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], check=False)
     assert nvidia.exists()
     with pytest.raises(KeyboardInterrupt), sharing():
@@ -467,11 +467,11 @@ def test_what_is_compiled_is_remembered_beside_the_cache(tmp_path: Path):
     assert not again.has("p")
 
 
-def engine_of(tmp_path: Path, *jobs: Job) -> engine.Engine:
+def engine_of(tmp_path: Path, *jobs: Job) -> loop.Engine:
     study = study_of(tmp_path, *jobs)
     shown = Screen(io.StringIO())
-    parts = engine.Parts(shown, None, None, Compiled(tmp_path / "xla"), Speeds())  # type: ignore[arg-type]
-    return engine.Engine(study, jobs, 0, machine_layout.Places(2, (), ""), Options(), parts)
+    parts = loop.Parts(shown, None, None, Compiled(tmp_path / "xla"), Speeds())  # type: ignore[arg-type]
+    return loop.Engine(study, jobs, 0, machine_layout.Places(2, (), ""), Options(), parts)
 
 
 def test_the_longest_job_is_first_and_nobody_compiles_what_another_compiles(tmp_path: Path):
@@ -483,7 +483,7 @@ def test_the_longest_job_is_first_and_nobody_compiles_what_another_compiles(tmp_
     found.waiting.remove(first)
     again = Waiting(first.job._replace(config=dataclasses.replace(first.job.config, seed=10)), first.program)
     found.waiting.append(again)
-    found.running.append(Running(first, None, 0, "", engine.time.monotonic(), None, 0))  # type: ignore[arg-type]
+    found.running.append(Running(first, None, 0, "", loop.time.monotonic(), None, 0))  # type: ignore[arg-type]
     other, lock = found._next(Stop())  # type: ignore[misc]
     os.close(lock)
     assert other.job is jobs[2], "not the longest, whose program is being compiled"
@@ -612,7 +612,7 @@ JAX = """
 import logging, sys, warnings
 from pathlib import Path
 import jax, jax.numpy as jnp
-from gpi.study.compile_cache import CompileCache
+from gpi.study.engine.compile_cache import CompileCache
 cache = Path(sys.argv[1])
 def warned():
     jax.clear_caches()

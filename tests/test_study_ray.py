@@ -18,10 +18,10 @@ from own_runs import TABLES
 
 from gpi import cli
 from gpi.errors import UsageError
-from gpi.study import ray_cluster, ray_worker
 from gpi.study.directory import Layout, StudyDir, open_study, write_study
-from gpi.study.ray_cluster import Node, Where, gpu_share, require_address, require_usable, slots
-from gpi.study.runners import read_runners, runner_file
+from gpi.study.engine import ray_cluster, ray_worker
+from gpi.study.engine.ray_cluster import Node, Where, gpu_share, require_address, require_usable, slots
+from gpi.study.engine.runners import read_runners, runner_file
 
 STUDY = """
 name = "tiny"

@@ -12,8 +12,8 @@ from gpi.cli.output import tell
 from gpi.cli.parsing import whole
 from gpi.cli.study_options import add_definition, named
 from gpi.errors import UsageError
-from gpi.study.begin import Options
-from gpi.study.locks import Shard, read_shard
+from gpi.study.engine.begin import Options
+from gpi.study.engine.locks import Shard, read_shard
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -52,14 +52,14 @@ def add_run(actions: Verbs) -> None:
 
 def run_run(parsed: argparse.Namespace) -> int:
     """Run a study, then say how it stands."""
-    from gpi.study.runner import run_study, summary
+    from gpi.study.engine.runner import run_study, summary
 
     options = Options(
         parsed.jobs, parsed.cores, parsed.only, parsed.shard, parsed.seconds, parsed.whole_jobs, named(parsed.env)
     )
     if parsed.engine == "ray":
-        from gpi.study.ray_cluster import Where
-        from gpi.study.ray_engine import run_on_ray
+        from gpi.study.engine.ray_cluster import Where
+        from gpi.study.engine.ray_driver import run_on_ray
 
         ended = run_on_ray(parsed.study, parsed.out, options, Where(parsed.address, parsed.trusted))
     elif parsed.address or parsed.trusted:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpi.study.engine.runner import Ended
     from gpi.study.frame import Results
-    from gpi.study.runner import Ended
 
 
 def run(
@@ -33,9 +33,9 @@ def run(
         whole_jobs: Begin only jobs that will end within `seconds`.
         quiet: Show nothing.
     """
-    from gpi.study.begin import Options
-    from gpi.study.locks import read_shard
-    from gpi.study.runner import run_study
+    from gpi.study.engine.begin import Options
+    from gpi.study.engine.locks import read_shard
+    from gpi.study.engine.runner import run_study
     from gpi.training.signals import pass_on
 
     part = read_shard(shard) if shard else None

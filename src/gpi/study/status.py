@@ -20,11 +20,11 @@ from gpi.rundir.tables import RECENT_EPISODES
 from gpi.standalone import Facts
 from gpi.study.definition import Job
 from gpi.study.directory import FILE, Failure, Layout, StudyDir, open_study, read_failure
+from gpi.study.engine.runners import read_runners
 from gpi.study.estimate import core_seconds
 from gpi.study.frame import arm_of
 from gpi.study.gathered import PACKS, packed, seeds
 from gpi.study.results import Placed, key_of
-from gpi.study.runners import read_runners
 
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from gpi import files
 from gpi.errors import DiskError, UsageError, disk_error
-from gpi.study import machine_layout
 from gpi.study.definition import BUILTIN, Job, Study, builtin_names
 from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, write_study
+from gpi.study.engine import machine_layout
+from gpi.study.engine.locks import Shard
 from gpi.study.estimate import core_seconds, disk_bytes
-from gpi.study.locks import Shard
 
 OWN_FILES = (
     "study.json", "study.toml", "study.lock", "runs", "packs", "logs", "failed", "claims", "runners", "report",

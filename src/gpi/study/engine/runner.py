@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from gpi.errors import GpiError
-from gpi.study.begin import Options, begin, chosen, keep_source, require_disk
-from gpi.study.compile_cache import CompileCache
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import Failure, StudyDir, is_done, last_timing
-from gpi.study.engine import Engine, Parts
+from gpi.study.engine.begin import Options, begin, chosen, keep_source, require_disk
+from gpi.study.engine.compile_cache import CompileCache
+from gpi.study.engine.gpus import sharing
+from gpi.study.engine.locks import require_locks
+from gpi.study.engine.loop import Engine, Parts
+from gpi.study.engine.machine_layout import Places, places
+from gpi.study.engine.programs import Compiled
+from gpi.study.engine.runners import runner_file
+from gpi.study.engine.screen import Screen
+from gpi.study.engine.speeds import Speeds
+from gpi.study.engine.stopping import stoppable
 from gpi.study.gathered import covered
-from gpi.study.gpus import sharing
-from gpi.study.locks import require_locks
-from gpi.study.machine_layout import Places, places
-from gpi.study.programs import Compiled
-from gpi.study.runners import runner_file
-from gpi.study.screen import Screen
-from gpi.study.speeds import Speeds
-from gpi.study.stopping import stoppable
 from gpi.training.devices import compilation_cache
 from gpi.training.progress import clock, thousands
 

@@ -18,19 +18,19 @@ from typing import NamedTuple
 
 from gpi.errors import DiskError, GpiError, reason
 from gpi.rundir.run import Run
-from gpi.study import jobs as processes
-from gpi.study.begin import SPARE, Options, free_bytes, still_written
-from gpi.study.compile_cache import CompileCache, stamp
 from gpi.study.definition import Job
 from gpi.study.directory import Failure, StudyDir, is_done, last_timing, read_failure, write_failure
-from gpi.study.locks import take
-from gpi.study.machine_layout import Places
-from gpi.study.programs import Compiled, program_of
-from gpi.study.queue import Running, Waiting, names_of, next_gpu
-from gpi.study.runners import RunnerFile
-from gpi.study.screen import Screen, Standing
-from gpi.study.speeds import Speeds
-from gpi.study.stopping import SAVING, Stop
+from gpi.study.engine import jobs as processes
+from gpi.study.engine.begin import SPARE, Options, free_bytes, still_written
+from gpi.study.engine.compile_cache import CompileCache, stamp
+from gpi.study.engine.locks import take
+from gpi.study.engine.machine_layout import Places
+from gpi.study.engine.programs import Compiled, program_of
+from gpi.study.engine.queue import Running, Waiting, names_of, next_gpu
+from gpi.study.engine.runners import RunnerFile
+from gpi.study.engine.screen import Screen, Standing
+from gpi.study.engine.speeds import Speeds
+from gpi.study.engine.stopping import SAVING, Stop
 from gpi.training.progress import clock
 
 TICK, LOOK, BEAT = 0.1, 1.0, 3.0  # seconds between looks at processes, at their tables, and words to other runners

@@ -15,7 +15,7 @@ from gpi.errors import UsageError
 from gpi.machine import available_memory, core_quota, cores
 from gpi.study.definition import Job
 from gpi.study.directory import Layout
-from gpi.study.gpus import gpus
+from gpi.study.engine.gpus import gpus
 from gpi.training.devices import versions
 from gpi.training.memory import memory_needed
 

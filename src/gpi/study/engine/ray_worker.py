@@ -22,13 +22,13 @@ from typing import Any
 from gpi.config import config_of
 from gpi.errors import GpiError, UsageError
 from gpi.standalone import Facts
-from gpi.study import machine_layout
-from gpi.study.compile_cache import CompileCache
 from gpi.study.definition import Job
 from gpi.study.directory import StudyDir, is_done, last_timing, open_study
-from gpi.study.jobs import BUSY, last_line, start
-from gpi.study.locks import take
-from gpi.study.runners import lives, runner_file
+from gpi.study.engine import machine_layout
+from gpi.study.engine.compile_cache import CompileCache
+from gpi.study.engine.jobs import BUSY, last_line, start
+from gpi.study.engine.locks import take
+from gpi.study.engine.runners import lives, runner_file
 from gpi.training.devices import compilation_cache
 
 TICK, BEAT = 0.2, 3.0  # seconds between looks at a process, and words to other runners

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from gpi.errors import UsageError
 from gpi.requirements import satisfies
 from gpi.standalone import Facts
-from gpi.study import ray_worker
 from gpi.study.directory import Layout
+from gpi.study.engine import ray_worker
 
 VERSIONS = ">=2.57"  # older ones leave processes behind when a worker is killed
 QUIET = {

@@ -15,7 +15,7 @@ from gpi import files
 from gpi.errors import FileError
 from gpi.rundir.lock import same_file
 from gpi.standalone import Facts
-from gpi.study.locks import take
+from gpi.study.engine.locks import take
 
 RUNNERS = "runners"
 

@@ -20,18 +20,17 @@ from typing import Any, NamedTuple, TextIO
 
 from gpi.errors import DiskError, GpiError, LockedError, UsageError
 from gpi.standalone import Facts
-from gpi.study import ray_worker
-from gpi.study.begin import Options, begin, chosen, keep_source, require_disk
 from gpi.study.definition import Job, Study, load_study
 from gpi.study.directory import Failure, Layout, StudyDir, last_timing, read_failure, write_failure
-from gpi.study.engine import final_return, words_of
-from gpi.study.gathered import covered
-from gpi.study.gpus import sharing
-from gpi.study.jobs import BUSY, FULL, RETRIES, outcome
-from gpi.study.locks import take
-from gpi.study.machine_layout import places
-from gpi.study.queue import Waiting
-from gpi.study.ray_cluster import (
+from gpi.study.engine import ray_worker
+from gpi.study.engine.begin import Options, begin, chosen, keep_source, require_disk
+from gpi.study.engine.gpus import sharing
+from gpi.study.engine.jobs import BUSY, FULL, RETRIES, outcome
+from gpi.study.engine.locks import take
+from gpi.study.engine.loop import final_return, words_of
+from gpi.study.engine.machine_layout import places
+from gpi.study.engine.queue import Waiting
+from gpi.study.engine.ray_cluster import (
     SMALL,
     Node,
     Where,
@@ -45,10 +44,11 @@ from gpi.study.ray_cluster import (
     require_usable,
     slots,
 )
-from gpi.study.runner import Ended, measured, safely_done
-from gpi.study.runners import RunnerFile, read_runners, runner_file
-from gpi.study.screen import Screen, Standing
-from gpi.study.stopping import Stop, stoppable
+from gpi.study.engine.runner import Ended, measured, safely_done
+from gpi.study.engine.runners import RunnerFile, read_runners, runner_file
+from gpi.study.engine.screen import Screen, Standing
+from gpi.study.engine.stopping import Stop, stoppable
+from gpi.study.gathered import covered
 from gpi.training.progress import clock
 
 TICK, LOOK = 0.2, 2.0  # seconds between looks at tasks, and at the directory and the nodes
