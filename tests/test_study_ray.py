@@ -176,6 +176,11 @@ def test_what_cannot_be_is_one_line(
     assert code == 2 and line in said and said.count("\n") == 1 and not (tmp_path / "a").exists()
 
 
+def test_neither_driver_nor_worker_imports_jax():
+    code = "import sys, gpi.study.ray_engine, ray; assert 'jax' not in sys.modules and 'envpool' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_without_ray_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ray_cluster, "VERSIONS", ">=999")
     with pytest.raises(UsageError, match=r"is too old, it must be >=999; run: pip install 'gpi-rl\[ray\]'"):
