@@ -20,7 +20,8 @@ from gpi.study.engine.locks import Shard
 from gpi.study.estimate import core_seconds, disk_bytes
 
 OWN_FILES = (
-    "study.json", "study.toml", "study.lock", "runs", "packs", "logs", "failed", "claims", "runners", "report",
+    "study.json", "study.toml", "study.lock", "ray.lock", "runs", "packs", "cache", "logs", "failed", "claims",
+    "runners", "report",
 )  # fmt: skip
 SPARE = 32 << 20  # bytes that a disk should have left
 
