@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -170,3 +171,12 @@ def test_other_tasks_are_measured_once_and_nobodys_code_is_started(tmp_path: Pat
 @pytest.mark.parametrize("task", ["cheetah-run", "finger-turn_hard"])
 def test_the_random_policy_in_the_package_can_be_repeated(task: str):
     assert sample(task) == random_returns()[task]
+
+
+def test_the_example_is_the_one_in_the_docs_and_has_eight_jobs():
+    example = (Path(__file__).parents[1] / "examples" / "study.toml").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "running-studies.md").read_text()
+    [shown] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert example.endswith(shown)
+    study = load_study(Path(__file__).parents[1] / "examples" / "study.toml")
+    assert len(study.jobs) == 8 and {job.arm for job in study.jobs} == {"geppo-B1", "geppo-B2", "geppo-B4", "ppo"}
