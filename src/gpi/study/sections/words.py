@@ -17,8 +17,8 @@ from gpi.study.learning import RandomPolicy, learning_occurs
 from gpi.study.statistics import SCALE, student
 
 FINAL = (
-    "Final performance is a seed's mean training return over its last 204,800 steps; only seeds that have taken all "
-    "steps of their run count."
+    "Final performance is a seed's mean training return over its last 204,800 steps (over all, if there are fewer); "
+    "only seeds that have taken all steps of their run count."
 )
 NO_LEARNING = (
     "No learning: the best arm's mean final performance is not above the random policy's mean return by more than 10, "
