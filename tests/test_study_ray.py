@@ -382,7 +382,7 @@ def test_a_stale_attempt_saves_and_ends(tmp_path: Path, cluster: ThreeNodes):
     study = open_study(out)
     (one,) = study.jobs
     ray_worker.next_attempt(study, one)
-    assert "1 of 1 jobs done" in output(child)
+    assert "1 of 1 job done" in output(child)
     assert ray_worker.attempt_of(study, one) == 3 and study.log(one).read_text().count("gpi resume") >= 1
     no_orphans(out)
 
@@ -397,7 +397,7 @@ def test_an_open_cluster_is_refused_unless_it_is_trusted(tmp_path: Path):
         said = output(start(*words, **token), 2)
         assert "was started without RAY_AUTH_MODE=token" in said or "is of no use: " in said
         said = output(cluster.run(file, "--out", str(tmp_path / "a"), "--i-trust-this-network"))
-        assert "1 of 1 jobs done" in said
+        assert "1 of 1 job done" in said
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def announce(screen: Screen, study: StudyDir, jobs: Sequence[Job], todo: Sequenc
     layout = study.layout
     each = f"{layout.cores} core{'s' * (layout.cores > 1)} each{', sharing the GPU' * (layout.platform == 'gpu')}"
     screen.say(
-        f"{study.name}: {len(jobs)} jobs, {len(jobs) - len(todo)} done; {here.number} side by side, {each}; "
+        f"{study.name}: {count(len(jobs))}, {len(jobs) - len(todo)} done; {here.number} side by side, {each}; "
         f"writing {study.path}"
     )
     if here.note:
@@ -130,10 +130,15 @@ def announce(screen: Screen, study: StudyDir, jobs: Sequence[Job], todo: Sequenc
         screen.say(f"note: {again} job{'s' * (again > 1)} that had been set aside get one more attempt")
 
 
+def count(jobs: int) -> str:
+    """Return a number of jobs in words."""
+    return f"{jobs} job{'s' * (jobs != 1)}"
+
+
 def summary(ended: Ended, command: str) -> list[str]:
     """Return the lines that end a runner's output: what is done, what is not, and what to do next."""
     rate = f", {thousands(ended.steps / ended.seconds)} steps/s" if ended.steps and ended.seconds > 0 else ""
-    lines = [f"{ended.done} of {ended.jobs} jobs done; {clock(ended.seconds)}, {thousands(ended.steps)} steps{rate}"]
+    lines = [f"{ended.done} of {count(ended.jobs)} done; {clock(ended.seconds)}, {thousands(ended.steps)} steps{rate}"]
     lines += [f"set aside: {name}: {failure.line}" for name, failure in ended.failed.items()]
     if ended.elsewhere:
         lines.append(f"{ended.elsewhere} job{'s' * (ended.elsewhere > 1)} left to other runners of this directory")
