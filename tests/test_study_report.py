@@ -15,7 +15,7 @@ from gpi.cli import parser
 from gpi.config import Config
 from gpi.envs import dmc
 from gpi.errors import UsageError
-from gpi.study.blocks import Chart, Report, Section, Table
+from gpi.report.blocks import Chart, Report, Section, Table
 from gpi.study.claims import MISSING
 from gpi.study.contents import report_of
 from gpi.study.definition import Job, load_study

@@ -52,6 +52,7 @@ def load(directory: str | Path) -> Results:
     `results.finals[arm][task]` are the final performances of the seeds, `results.curves(task, arm)` their learning
     curves, `results.to_pandas()` one row for every seed. Unfinished runs are marked, and not among the finals.
     """
-    from gpi.study import reporting
+    from gpi.study.frame import results_of
+    from gpi.study.gathered import gathered
 
-    return reporting.load(directory)
+    return results_of(gathered(directory, unfinished=True))

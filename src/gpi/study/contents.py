@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpi.study.blocks import Report, Section
+from gpi.report.blocks import Report, Section
 from gpi.study.definition import Job
 from gpi.study.frame import FINISHED, Results, results_of
 from gpi.study.learning import RandomPolicy

@@ -8,14 +8,9 @@ from pathlib import Path
 from gpi.report.blocks import Report
 from gpi.study.contents import report_of
 from gpi.study.directory import FILE, open_study
-from gpi.study.frame import Results, results_of
+from gpi.study.frame import results_of
 from gpi.study.gathered import CACHE, gathered
 from gpi.study.sparsity import sparsity_of
-
-
-def load(directory: str | Path) -> Results:
-    """Return all results of a study's directory, or of a directory of runs, as arrays; unfinished ones are marked."""
-    return results_of(gathered(directory, unfinished=True))
 
 
 def report_on(

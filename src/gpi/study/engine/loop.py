@@ -263,7 +263,8 @@ class Engine:
                 self.study.failure(job).unlink(missing_ok=True)
             self.screen.say(f"done   {job.name}: {final_return(self.study.run(job))}, {self._age(running)}")
         elif result.verdict == "aside":
-            self._set_aside(one, Failure(line or words_of(code), code, one.attempts))
+            self.aside[job.name] = Failure(line or words_of(code), code, one.attempts)
+            set_aside(self.study, job, self.aside[job.name], self.screen)
         else:
             one.ready = time.monotonic() + result.wait
             self.waiting.append(one)
@@ -279,15 +280,6 @@ class Engine:
         if f"{job.name} {code}" not in self.said:
             self.said.add(f"{job.name} {code}")
             self.screen.say(f"again  {job.name}: {words_of(code) if code < 0 else line}")
-
-    def _set_aside(self, one: Waiting, failure: Failure) -> None:
-        """Set a job aside, with its line, so that the others go on."""
-        self.aside[one.job.name] = failure
-        self.screen.say(f"failed {one.job.name}, set aside: {failure.line}")
-        try:
-            write_failure(self.study, one.job, failure)
-        except (DiskError, OSError) as error:
-            self.screen.say(f"note: {error}")
 
     def mend_cache(self) -> None:
         """Remove entries of the compilation cache that a kill has cut short."""
@@ -348,6 +340,15 @@ class Engine:
             ]  # fmt: skip
             rate = round(standing.rate, 1) if standing.rate == standing.rate else None
             self.file.write({"running": running, "waiting": standing.waiting, "steps_per_second": rate})
+
+
+def set_aside(study: StudyDir, job: Job, failure: Failure, screen: Screen) -> None:
+    """Set a job aside, with its line, so that the others go on."""
+    screen.say(f"failed {job.name}, set aside: {failure.line}")
+    try:
+        write_failure(study, job, failure)
+    except (DiskError, OSError) as error:
+        screen.say(f"note: {error}")
 
 
 def final_return(run: Path) -> str:

@@ -18,16 +18,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from gpi.errors import DiskError, GpiError, LockedError, UsageError
+from gpi.errors import GpiError, LockedError, UsageError
 from gpi.standalone import Facts
 from gpi.study.definition import Job, Study, load_study
-from gpi.study.directory import Failure, Layout, StudyDir, last_timing, read_failure, write_failure
+from gpi.study.directory import Failure, Layout, StudyDir, last_timing, read_failure
 from gpi.study.engine import ray_worker
 from gpi.study.engine.begin import Options, begin, chosen, keep_source, require_disk
 from gpi.study.engine.gpus import sharing
 from gpi.study.engine.jobs import BUSY, FULL, RETRIES, outcome
 from gpi.study.engine.locks import take
-from gpi.study.engine.loop import final_return, words_of
+from gpi.study.engine.loop import final_return, set_aside, words_of
 from gpi.study.engine.machine_layout import places
 from gpi.study.engine.queue import Waiting
 from gpi.study.engine.ray_cluster import (
@@ -257,22 +257,14 @@ class RayEngine:
             took = clock(time.monotonic() - flight.began)
             self.screen.say(f"done   {job.name}: {final_return(self.study.run(job))}, {took}")
         elif result.verdict == "aside":
-            self._set_aside(one, Failure(line or words_of(code), code, one.attempts))
+            self.aside[job.name] = Failure(line or words_of(code), code, one.attempts)
+            set_aside(self.study, job, self.aside[job.name], self.screen)
         else:
             one.ready = time.monotonic() + result.wait
             self.waiting.insert(0, one)
             if result.counts or code in (BUSY, FULL):
                 what = line if answer.get("misplaced") else f"{job.name}: {line or words_of(code)}"
                 self._once(what, f"again  {what}")
-
-    def _set_aside(self, one: Waiting, failure: Failure) -> None:
-        """Set a job aside, with its line, so that the others go on."""
-        self.aside[one.job.name] = failure
-        self.screen.say(f"failed {one.job.name}, set aside: {failure.line}")
-        try:
-            write_failure(self.study, one.job, failure)
-        except (DiskError, OSError) as error:
-            self.screen.say(f"note: {error}")
 
     def _once(self, what: str, line: str) -> None:
         """Say a line, but not again and again."""

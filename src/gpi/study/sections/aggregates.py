@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpi.envs import dmc
-from gpi.study.blocks import Chart, Line, Section, Table
+from gpi.report.blocks import Chart, Line, Section, Table
 from gpi.study.intervals import Interval, Strata, interval, strata_of
 from gpi.study.sections.pairs import Pair, pairs_of
 from gpi.study.sections.words import FINAL, INTERVALS, Material, bounds_of, plural

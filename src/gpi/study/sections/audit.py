@@ -9,7 +9,7 @@ import numpy as np
 
 from gpi.core.plan import ALGORITHMS
 from gpi.report.audit import KL_RULES, MEANING, ON_POLICY, REUSED
-from gpi.study.blocks import Section, Table
+from gpi.report.blocks import Section, Table
 from gpi.study.frame import reuses
 from gpi.study.results import Result
 from gpi.study.sections.words import Material

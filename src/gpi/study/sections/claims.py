@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpi.study.blocks import Section, Table, Tags
+from gpi.report.blocks import Section, Table, Tags
 from gpi.study.claims import (
     FAILS,
     HOLDS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpi.config import Config
-from gpi.study.blocks import Chart, Line, Section, Table, Tags
+from gpi.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.frame import kappa_of, reuses
 from gpi.study.sections.aggregates import all_aggregates, improvement_row
 from gpi.study.sections.pairs import Pair, controls_of, pairs_of, settings_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpi.study.blocks import Section, Table, Tags
+from gpi.report.blocks import Section, Table, Tags
 from gpi.study.claim_coverage import CLAIM_COVERAGE, JUDGED
 from gpi.study.claim_coverage import REPETITIONS as CLAIM_REPETITIONS
 from gpi.study.coverage import COVERAGE, NAMES

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from gpi.config import Config
 from gpi.envs import dmc
-from gpi.study.blocks import Section, Table, Tags
+from gpi.report.blocks import Section, Table, Tags
 from gpi.study.definition import Job
 from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED, reuses
 from gpi.study.results import NOT_OF_ARM, key_of

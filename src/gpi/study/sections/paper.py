@@ -9,7 +9,7 @@ import numpy as np
 
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
-from gpi.study.blocks import Chart, Line, Section, Table, Tags
+from gpi.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.claims import TABLE_1, Column, mean_over, sides_of
 from gpi.study.frame import arm_of, kappa_of, reuses
 from gpi.study.intervals import Strata, cautious_interval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpi.study.blocks import Chart, Line, Section, Table
+from gpi.report.blocks import Chart, Line, Section, Table
 from gpi.study.frame import FINISHED, Seed
 from gpi.study.learning import Course, course
 from gpi.study.results import BIN

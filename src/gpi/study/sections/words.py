@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.envs import dmc
-from gpi.study.blocks import Tags
+from gpi.report.blocks import Tags
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
