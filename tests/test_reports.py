@@ -255,6 +255,19 @@ def test_a_run_whose_curve_cannot_be_drawn_ends_in_order(
     assert done(run)["complete"] and not (run.dir / "learning_curve.png").exists()
 
 
+def test_a_run_without_a_matplotlib_that_works_loses_only_its_picture(
+    walk: tuple[gpi.Run, Watch, Evaluate], capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.delitem(sys.modules, "gpi.report.curves")
+    monkeypatch.setitem(sys.modules, "matplotlib.lines", None)
+    settings: dict[str, Any] = TINY | {"quiet": False}
+    run = gpi.train("geppo", envs_own.Walk, out=tmp_path / "run", steps=200, **settings)
+    said = capsys.readouterr().out
+    assert "warning: learning_curve.png is not drawn: " in said and "matplotlib.lines" in said and "gpi plot" in said
+    assert done(run)["complete"] and (run.dir / "policy-0.safetensors").exists()
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="permissions do not bind the superuser")
 def test_a_read_only_directory_is_refused_before_anything_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     run = made(tmp_path / "run")

@@ -275,19 +275,13 @@ class Session:
 
     def _finish(self, run: Running, *, complete: bool) -> None:
         """Write the last checkpoint, the policies, the picture, and DONE."""
-        from gpi.report.curves import has_episodes, learning_curves  # matplotlib takes long to import
-
         directory, trainer, tables = self.directory, run.trainer, run.tables
         if self.saved != trainer.done:
             self._save(run)
         for p, seed in enumerate(self.job.seeds):
             save(directory / f"policy-{seed}.safetensors", *learned(run, p))
         result = Run(directory)
-        if has_episodes(result):
-            try:
-                learning_curves([result], directory / CURVE)
-            except DiskError as error:  # `gpi plot` draws it again
-                self.progress.say(f"warning: {error}")
+        self._draw(result)
         write_done(directory, {
             "complete": complete, "stopped": self.stopped, "exact": run.exact, "frozen": tables.frozen,
             "seconds": time.perf_counter() - self.began, "first_iteration_seconds": self.first,
@@ -296,6 +290,19 @@ class Session:
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "returns": {str(seed): None if np.isnan(x) else x for seed, x in result.returns.items()},
         })  # fmt: skip
+
+    def _draw(self, result: Run) -> None:
+        """Draw the learning curves; a full disk or a broken matplotlib costs the picture, and nothing else."""
+        try:
+            from gpi.report.curves import has_episodes, learning_curves  # matplotlib takes long to import
+
+            if has_episodes(result):
+                learning_curves([result], self.directory / CURVE)
+        except DiskError as error:
+            self.progress.say(f"warning: {error}")
+        except ImportError as error:
+            again = f"`gpi plot {self.directory}` draws it once that is mended"
+            self.progress.say(f"warning: {CURVE} is not drawn: {error}; {again}")
 
 
 def make_environments(job: Job, x64: bool | None = None) -> CompiledPool | HostPool:
