@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from gpi.core import objectives
 from gpi.core.agent import Agent, Hyper, Static
 from gpi.core.gaussian import GaussianTheta
-from gpi.core.network import forward
+from gpi.core.network import Change, forward
 from gpi.core.plan import Plan
 from gpi.core.policy import Theta, log_pi
 from gpi.core.rules import Proposal, fit_value, standardised
@@ -90,3 +90,7 @@ class LinearCritic(NamedTuple):
 
     def value(self, obs: Array) -> Array:
         return obs @ self.kernel + self.bias
+
+    def under(self, change: Change) -> LinearCritic:
+        bias = self.bias + change.shift @ self.kernel
+        return LinearCritic(change.factor * change.stretch * self.kernel, change.factor * bias)

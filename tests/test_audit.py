@@ -161,8 +161,8 @@ def test_normaliser_tv_is_the_distance_between_the_policy_before_and_after():
         slots = jax.tree.map(lambda x: jnp.asarray(x)[None], raw)
         before, after = Normaliser(old, returns), Normaliser(new, returns)
         normaliser_tv = fast_jit(audit.normaliser_tv)
-        measured = normaliser_tv(theta, raw, Buffer(slots, logp, jnp.int32(1)), before, after)
-        assert normaliser_tv(theta, raw, Buffer(slots, logp, jnp.int32(1)), before, before) == 0.0
+        measured = normaliser_tv((theta, before), (theta, after), raw, Buffer(slots, logp, jnp.int32(1)))
+        assert normaliser_tv((theta, before), (theta, before), raw, Buffer(slots, logp, jnp.int32(1))) == 0.0
     seen = obs[rows // 2 :, 0]
     one, two = theta.distribution(seen), theta.distribution(seen - jnp.float32(0.3))
     gap = np.linalg.norm(np.asarray(one.mean - two.mean) / np.exp(np.asarray(one.log_std)), axis=1)

@@ -91,6 +91,7 @@ IDLE = [
     *((name, "max_grad_norm", 0.01, {}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
     *((name, "kl_slack", 9.0, {}) for name in ("ppo", "geppo")),
     *((name, "kl_slack", 9.0, {"trust": "strict"}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
+    ("trpo", "kl_slack", 9.0, {"trust": "keep"}),
     *((name, "trust", "adaptive", {}) for name in ("ppo", "trpo", "vmpo")),
 ]
 ACTIVE = [("geppo", "kappa"), ("geppo", "lr"), ("geppo", "max_grad_norm"), ("getrpo", "kl_slack"), ("ppo", "B")]

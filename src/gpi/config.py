@@ -22,6 +22,7 @@ TYPES = {
     tuple[int, ...]: "a list of whole numbers, such as [64, 64]",
 }  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
+NORMALISERS = ("auto", "paper", "still")
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
@@ -80,8 +81,13 @@ class Config:
     minibatches: int = setting(32, "minibatches per pass", "optimisation")
     kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta", "optimisation")
     trust: str = setting(
-        "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11)", "algorithm"
-    )
+        "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11); keep: strict, and the "
+        "normaliser moves no policy", "algorithm",
+    )  # fmt: skip
+    normaliser: str = setting(
+        "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under keep",
+        "optimisation",
+    )  # fmt: skip
     freeze_normaliser: int = setting(
         0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
     )
@@ -136,6 +142,9 @@ def validate(config: Config) -> None:
         )  # fmt: skip
     require(config, "step_timeout", 0.0 <= config.step_timeout < 1e9, "must be 0 or more seconds", "use 60")
     require(config, "trust", config.trust in TRUST_MODES, f"must be one of {', '.join(TRUST_MODES)}", "use paper")
+    require(
+        config, "normaliser", config.normaliser in NORMALISERS, f"must be one of {', '.join(NORMALISERS)}", "use auto"
+    )
     for name in ("threads", "freeze_normaliser", "eval_every"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
@@ -157,8 +166,8 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
         idle |= {"kappa": f"{name}, which reuses no samples"}
     if rule in ("trpo", "vmpo"):
         idle |= {"lr": natural, "max_grad_norm": natural}
-    if rule in ("trpo", "vmpo") and config.trust == "strict":
-        idle |= {"kl_slack": "trust = strict, which allows none"}
+    if rule in ("trpo", "vmpo") and config.trust in ("strict", "keep"):
+        idle |= {"kl_slack": f"trust = {config.trust}, which allows none"}
     if rule == "ppo":
         idle |= {"kl_slack": f"{name}, which bounds no KL"}
     if ALGORITHMS[name].plan == "on_policy" and config.trust == "adaptive":

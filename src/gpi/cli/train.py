@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpi.api import with_tensorboard
 from gpi.cli.output import tell
 from gpi.cli.parsing import ENV, units, whole
-from gpi.config import GROUPS, Config
+from gpi.config import GROUPS, NORMALISERS, Config
 from gpi.config_file import NO_FILE, combined, read_settings
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
@@ -39,7 +39,7 @@ ABOUT = {
     "optimisation": "networks and steps of the optimiser; seldom changed",
     "machine": "what the run may use of this machine",
 }
-CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS}
+CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS, "normaliser": NORMALISERS}
 METAVARS = {int: "N", float: "X", tuple[int, ...]: "N,N"}
 
 

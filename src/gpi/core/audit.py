@@ -64,18 +64,20 @@ def high_advantage(s: Sample) -> Float[Array, ""]:
     return ordered[jnp.floor(C_QUANTILE * last.astype(s.adv.dtype)).astype(jnp.int32)]
 
 
-def normaliser_tv(theta: Theta, raw: Rollout, buffer: Buffer, old: Normaliser, new: Normaliser) -> Float[Array, ""]:
+def normaliser_tv(
+    before: tuple[Theta, Normaliser], after: tuple[Theta, Normaliser], raw: Rollout, buffer: Buffer
+) -> Float[Array, ""]:
     """Return the TV between pi_{k+1} with the old and the new statistics, on the newest batch: no ratio sees it."""
     flat = raw.obs.reshape(-1, raw.obs.shape[-1])
     action = raw.action.reshape(-1, *raw.action.shape[2:])
     logp_k = buffer.logp_i[0].reshape(-1)
 
-    def ratio(normaliser: Normaliser) -> Array:
+    def ratio(theta: Theta, normaliser: Normaliser) -> Array:
         seen = normalise_obs(scaling_of(normaliser.obs), flat)
         return objectives.ratio_to(log_pi(theta, seen, action), logp_k)
 
     rows = raw.valid.reshape(-1).astype(logp_k.dtype)
-    return 0.5 * jnp.sum(rows * jnp.abs(ratio(new) - ratio(old))) / jnp.maximum(jnp.sum(rows), 1.0)
+    return 0.5 * jnp.sum(rows * jnp.abs(ratio(*after) - ratio(*before))) / jnp.maximum(jnp.sum(rows), 1.0)
 
 
 def audit(theta_k: Theta, theta: Theta, s: Sample, m: Metrics, hyper: Hyper, scale: Float[Array, ""]) -> Audit:

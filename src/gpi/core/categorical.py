@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from gpi.core.network import Net, forward, init_net
+from gpi.core.network import Change, Net, forward, init_net, reading
 
 
 class Categorical(NamedTuple):
@@ -59,6 +59,10 @@ class CategoricalTheta(NamedTuple):
     def project(self) -> CategoricalTheta:
         """Return the parameters as they are: every logit is allowed."""
         return self
+
+    def under(self, change: Change) -> Self:
+        """Return the same policy of raw observations, in other units of observations."""
+        return self._replace(net=reading(self.net, change))
 
     @staticmethod
     def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from gpi.core.network import Net, forward, init_net
+from gpi.core.network import Change, Net, forward, init_net, reading
 
 MIN_LOG_STD = math.log(1e-3)
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -68,6 +68,10 @@ class GaussianTheta(NamedTuple):
     def project(self) -> GaussianTheta:
         """Return the nearest parameters whose standard deviation is at its floor or above (docs/deviations.md)."""
         return self._replace(log_std=jnp.maximum(self.log_std, MIN_LOG_STD))
+
+    def under(self, change: Change) -> Self:
+        """Return the same policy of raw observations, in other units of observations."""
+        return self._replace(net=reading(self.net, change))
 
     @staticmethod
     def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:

@@ -38,6 +38,27 @@ def init_net(rng: np.random.Generator, sizes: tuple[int, ...], last_gain: float)
     )
 
 
+class Change(NamedTuple):
+    """Other units for what a network reads and predicts: x = x' stretch + shift, and outputs times `factor`."""
+
+    stretch: Float[Array, " I"]
+    shift: Float[Array, " I"]
+    factor: Float[Array, ""]
+
+
+def reading(net: Net, change: Change) -> Net:
+    """Return the network that gives the same outputs when its inputs are in other units."""
+    first, *rest = net
+    kernel, bias = change.stretch[:, None] * first.kernel, first.bias + change.shift @ first.kernel
+    return (Layer(kernel, bias), *rest)
+
+
+def predicting(net: Net, change: Change) -> Net:
+    """Return the network whose outputs are in other units."""
+    *rest, last = net
+    return (*rest, Layer(change.factor * last.kernel, change.factor * last.bias))
+
+
 def forward(net: Net, x: Float[Array, "S I"]) -> Float[Array, "S O"]:
     """Return the output of a tanh network for every row."""
     for layer in net[:-1]:
