@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from gpi.core import faults
 from gpi.core.agent import Agent
@@ -27,13 +27,8 @@ class Snapshot(NamedTuple):
 class Memory(NamedTuple):
     """The policies that an agent may go back to."""
 
-    draws: Snapshot  # [L], of each running window one of its policies, all with the same chance
+    draws: PyTree[Array]  # a `Snapshot` of each level `[L]`: one of its window's policies, all with the same chance
     kept: Snapshot  # of the window with the best certificate
-
-
-def snapshot_of(state: State) -> Snapshot:
-    """Return pi_k, to go back to."""
-    return Snapshot(state.agent, state.normaliser)
 
 
 def first_memory(now: Snapshot, levels: int) -> Memory:
@@ -69,5 +64,5 @@ def go_back(state: State, memory: Memory, undo: Bool[Array, ""]) -> State:
         return jax.tree.map(lambda kept, now: jnp.where(undo, kept, now), kept, now)
 
     buffer = state.buffer._replace(policies=jnp.where(undo, 0, state.buffer.policies).astype(jnp.int32))
-    agent, normaliser = back(memory.kept, snapshot_of(state))
+    agent, normaliser = back(memory.kept, Snapshot(state.agent, state.normaliser))
     return state._replace(agent=agent, normaliser=normaliser, buffer=buffer)

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec
 from jax.stages import Compiled, Lowered
 
 from gpi.core import faults
-from gpi.core.kept import NOTHING, Memory, first_memory, go_back, remember, snapshot_of
+from gpi.core.iteration import State
+from gpi.core.kept import NOTHING, Memory, Snapshot, first_memory, go_back, remember
 from gpi.core.sample import Rollout
 from gpi.envs.episodes import EndedInBatch, EpisodeCounter
 from gpi.theory.certificate import SIZES, Windows, certificates, extend, first_windows, restart, room, turn
@@ -62,6 +63,11 @@ class Kept(NamedTuple):
     kept_return: np.ndarray  # the best lower bound so far, as a return; NaN before the first
     undone: np.ndarray  # whether the agent went back
     lines: list[str]  # to tell the user
+
+
+def snapshot_of(state: State) -> Snapshot:
+    """Return every member's pi_k, to go back to."""
+    return Snapshot(state.agent, state.normaliser)
 
 
 def first_member() -> Member:
