@@ -1,7 +1,8 @@
 """Certificates of performance on finite MDPs, where the performance of every policy is known exactly."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,3 +208,23 @@ def test_noisy_returns_certify_little():
     assert episodes_to_certify([1.0], [1.0], 0.9) < 100  # type: ignore[operator]
     assert episodes_to_certify([0.1, 0.9], [0.5, 0.5], 0.4) > 200  # type: ignore[operator]
     assert episodes_to_certify([0.1, 0.9], [0.5, 0.5], 0.49) is None
+
+
+def test_the_numbers_of_episodes_in_the_documentation_are_those_of_the_functions():
+    page = (Path(__file__).parents[1] / "docs" / "guarantee.md").read_text()
+    returns = {
+        "always 1,000": ([1.0], [1.0]), "always 500": ([0.5], [1.0]), "100 or 900, evenly": ([0.1, 0.9], [0.5, 0.5]),
+        "0 or 1,000, evenly": ([0.0, 1.0], [0.5, 0.5]), "always 300": ([0.3], [1.0]),
+        "1,000 in three of ten, else 0": ([0.0, 1.0], [0.7, 0.3]), "always 0": ([0.0], [1.0]),
+    }  # fmt: skip
+    number = 9  # the tenth window
+
+    def row(name: str, episodes: Callable[..., int | None], levels: Sequence[float]) -> str:
+        cells = [episodes(*returns[name], level, number) for level in levels]
+        return f"| {' | '.join([name, *('–' if n is None else str(n) for n in cells)])} |\n"
+
+    for name in list(returns)[:4]:
+        mean = float(np.dot(*returns[name]))
+        assert row(name, episodes_to_certify, [share * mean for share in (0.5, 0.8, 0.9, 0.95)]) in page
+    for name in ("always 500", *list(returns)[3:]):
+        assert row(name, episodes_to_detect, (0.95, 0.9, 0.8, 0.6, 0.4)) in page

@@ -224,10 +224,10 @@ def test_going_back_restores_the_kept_policy_and_empties_the_buffer(trainer: Cal
     take_iterations(one, 3)
     keeper = one.keeper
     assert keeper is not None
-    before, kept = member_of(one, 1), {name: x[0] for name, x in one.snapshot().items()}
+    before, kept = member_of(one, 1), member_of(one, 0)
     [undo] = keeper._sent(np.array([True, False, False]))
     one.learner.state = keeper.programs[1](one.learner.state, keeper.memory, undo)
-    after = {name: x[0] for name, x in one.snapshot().items()}
+    after = member_of(one, 0)
     names = [name for name in after if name.startswith(("state/agent/", "state/normaliser/"))]
     assert names
     for name in names:

@@ -154,7 +154,13 @@ class Keeper:
 
     def begin(self, raw: Rollout) -> None:
         """Count the beginnings of the first episodes, which lie in the warm-up."""
-        self.running.add_batch(jax.tree.map(np.asarray, raw), np.zeros(len(self.members), np.bool_))
+        self._count(raw, np.zeros(len(self.members), np.bool_))
+
+    def _count(self, raw: Rollout, frozen: np.ndarray) -> list[list[EndedInBatch]]:
+        ended = self.running.add_batch(jax.tree.map(np.asarray, raw), frozen)
+        # A reward that is not finite freezes its agent; it must not reach a checkpoint from here either.
+        self.running.total = np.where(np.isfinite(self.running.total), self.running.total, 0.0)
+        return ended
 
     def before_learning(self, raw: Rollout, taken: np.ndarray) -> None:
         """See the episodes of a batch, of policies that each had `taken` these steps, and remember the policies."""
@@ -162,7 +168,7 @@ class Keeper:
             self.running.forget()
         state = self.learner.state
         frozen = self.learner.population.real(np.asarray(state.fault)) != faults.NONE
-        ended = self.running.add_batch(jax.tree.map(np.asarray, raw), frozen)
+        ended = self._count(raw, frozen)
         self.seen = [None] * len(ended)
         for p, episodes in enumerate(ended):
             x = self._scaled(self._evidence(p, episodes))
