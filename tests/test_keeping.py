@@ -228,10 +228,13 @@ def test_going_back_restores_the_kept_policy_and_empties_the_buffer(trainer: Cal
     [undo] = keeper._sent(np.array([True, False, False]))
     one.learner.state = keeper.programs[1](one.learner.state, keeper.memory, undo)
     after = member_of(one, 0)
+    # The names of the value function's arrays in a checkpoint are older than its networks.
+    restored = {name.replace("kept/memory/kept/", "state/").replace("/net/", "/"): x for name, x in kept.items()
+                if name.startswith("kept/memory/kept/")}  # fmt: skip
     names = [name for name in after if name.startswith(("state/agent/", "state/normaliser/"))]
     assert names
     for name in names:
-        np.testing.assert_array_equal(after[name], kept[name.replace("state/", "kept/memory/kept/")], err_msg=name)
+        np.testing.assert_array_equal(after[name], restored[name.replace("/net/", "/")], err_msg=name)
     assert after["state/buffer/policies"] == 0 and kept["state/buffer/policies"] == 3
     np.testing.assert_array_equal(after["state/key"], kept["state/key"])
     assert_same(member_of(one, 1), before)
