@@ -5,7 +5,7 @@ To add one: a class like `MlpCritic` and a line in `CRITICS`; an algorithm names
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Float
@@ -24,10 +24,6 @@ class Critic(Protocol):
 
     def value(self, obs: Float[Array, "S O"], /) -> Float[Array, " S"]:
         """Return V(s) for every row of observations."""
-        ...
-
-    def under(self, change: Change, /) -> Self:
-        """Return the same value function of raw observations, in other units of observations and rewards."""
         ...
 
 

@@ -40,7 +40,7 @@ class Trace(NamedTuple):
 
     values: Values
     sample: Sample
-    theta: Theta  # pi_{k+1}, as it reads these samples
+    agent: Agent  # pi_{k+1} and its value function, as they read these samples
     metrics: Metrics
     gradient_finite: Bool[Array, ""]
 
@@ -68,7 +68,7 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
     carried = carry_over(agent, state.normaliser, normaliser) if static.still else agent
     return (
         State(carried, buffer, normaliser, state.key, state.fault),
-        Trace(values, sample, agent.policy.params, metrics, finite),
+        Trace(values, sample, agent, metrics, finite),
     )
 
 
@@ -117,7 +117,7 @@ def audited(iterate: Iterate) -> Audited:
 
     def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Trace, Audit]:
         new, trace = iterate(state, raw, hyper, batch, static)
-        theta_k, theta = state.agent.policy.params, trace.theta
+        theta_k, theta = state.agent.policy.params, trace.agent.policy.params
         before, after = (theta, state.normaliser), (new.agent.policy.params, new.normaliser)
         moved = normaliser_tv(before, after, raw, new.buffer)
         scale = scaling_of(state.normaliser.returns).scale
@@ -131,15 +131,15 @@ def guarded(iterate: Audited) -> Learn:
     """Wrap an iteration so that an agent that met NaN or infinity stays at its last good state from then on."""
 
     def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Metrics, Audit]:
-        new, (values, sample, _, metrics, gradient_finite), report = iterate(state, raw, hyper, batch, static)
+        new, (values, sample, agent, metrics, gradient_finite), report = iterate(state, raw, hyper, batch, static)
         fault = faults.first_fault({
             "observation": faults.finite((raw.obs, raw.next_obs)),
             "reward": faults.finite(raw.reward),
             "value": faults.finite(values),
             "ratio": faults.finite(sample.rho),
             "advantage": faults.finite((sample.adv, sample.target)),
-            "gradient": faults.finite(new.agent) & gradient_finite,
-            "normaliser": faults.finite(new.normaliser),
+            "gradient": faults.finite(agent) & gradient_finite,
+            "normaliser": faults.finite((new.normaliser, new.agent)),  # `carry_over` is part of its update
         })  # fmt: skip
         return keep_good(state, new, fault), metrics, report
 
@@ -158,7 +158,10 @@ def keep_good(old: State, new: State, fault: Int[Array, ""]) -> State:
 
 
 def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
-    """Start the normaliser with a batch of the initial policy: the warm-up."""
+    """Start the normaliser with a batch of the initial policy: the warm-up.
+
+    Nothing is carried over here: the initial networks are made for inputs of unit scale, whatever the statistics.
+    """
     new = state._replace(normaliser=update(state.normaliser, raw, hyper.gamma, jnp.bool_(False)))
     sound = {"observation": faults.finite((raw.obs, raw.next_obs)), "reward": faults.finite(raw.reward)}
     return keep_good(state, new, faults.first_fault(sound))

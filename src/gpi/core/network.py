@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,11 +46,20 @@ class Change(NamedTuple):
     factor: Float[Array, ""]
 
 
+@runtime_checkable
+class Convertible(Protocol):
+    """Parameters that a change of units leaves the function they were: what a still normaliser needs (`still.py`)."""
+
+    def under(self, change: Change, /) -> Self:
+        """Return the parameters of the same function of raw observations, in other units; a policy has no `factor`."""
+        ...
+
+
 def reading(net: Net, change: Change) -> Net:
     """Return the network that gives the same outputs when its inputs are in other units."""
     first, *rest = net
-    kernel, bias = change.stretch[:, None] * first.kernel, first.bias + change.shift @ first.kernel
-    return (Layer(kernel, bias), *rest)
+    bias = first.bias + jnp.sum(change.shift[:, None] * first.kernel, axis=0)
+    return (Layer(change.stretch[:, None] * first.kernel, bias), *rest)
 
 
 def predicting(net: Net, change: Change) -> Net:

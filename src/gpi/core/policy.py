@@ -6,14 +6,14 @@ and a line in `POLICIES`.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from gpi.core.categorical import CategoricalTheta
 from gpi.core.gaussian import GaussianTheta
-from gpi.core.network import Change, Net
+from gpi.core.network import Net
 
 
 @runtime_checkable
@@ -63,10 +63,6 @@ class Theta(Protocol):
 
     def project(self) -> Theta:
         """Return the nearest parameters that are allowed."""
-        ...
-
-    def under(self, change: Change, /) -> Self:
-        """Return the same policy of raw observations, in other units of observations."""
         ...
 
     @staticmethod

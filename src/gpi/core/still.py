@@ -7,27 +7,28 @@ and normalised anew with the statistics in force, and the value keeps its meanin
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from gpi.core.agent import Agent
-from gpi.core.critic import Critic
-from gpi.core.network import Change
-from gpi.core.normaliser import Normaliser, normalise, scaling_of
-from gpi.core.policy import Theta
+from gpi.core.network import Change, Convertible
+from gpi.core.normaliser import CLIP, Normaliser, normalise, scaling_of
 from gpi.core.sample import Buffer
-from gpi.core.solvers import Adam
-
-Params = TypeVar("Params", Theta, Critic)
+from gpi.core.solvers import Adam, Tree
+from gpi.errors import UsageError
 
 
 def change_of(old: Normaliser, new: Normaliser) -> Change:
-    """Return how what the networks read and predict changes with the statistics."""
+    """Return how what the networks read and predict changes with the statistics.
+
+    Limited to what clipping let through: only data of which some were clipped, or the first that vary at all, change
+    the statistics by more, and following those could leave weights too large to be unlearned.
+    """
     before, after = scaling_of(old.obs), scaling_of(new.obs)
+    shift = jnp.clip((after.centre - before.centre) / before.scale, -CLIP, CLIP)
     factor = scaling_of(old.returns).scale / scaling_of(new.returns).scale
-    return Change(after.scale / before.scale, (after.centre - before.centre) / before.scale, factor)
+    return Change(jnp.minimum(after.scale / before.scale, CLIP), shift, jnp.minimum(factor, CLIP))
 
 
 def inverse(change: Change) -> Change:
@@ -35,27 +36,35 @@ def inverse(change: Change) -> Change:
     return Change(1.0 / change.stretch, -change.shift / change.stretch, 1.0 / change.factor)
 
 
-def carried(adam: Adam[Params], change: Change) -> Adam[Params]:
-    """Return parameters and moments of Adam in the units of the new statistics.
+def carried(adam: Adam[Tree], change: Change, gain: Float[Array, ""]) -> Adam[Tree]:
+    """Return parameters and moments of Adam in the units of the new statistics, where the objective is `gain` times it.
 
-    A gradient transforms by the derivative of the way back; of the squares only the scale is known, not the shift.
+    A gradient transforms by the derivative of the way back. Its squares do so twice, as far as they are known: of how
+    it varies together with the gradient of the bias, which a shift mixes in, Adam keeps nothing.
     """
-    params = adam.params.under(change)
+    old = adam.params
+    if not isinstance(old, Convertible):
+        raise UsageError(f"{type(old).__name__} has no `under`, which a still normaliser needs; use --normaliser paper")
+    params = old.under(change)
 
-    def back(change: Change, gradient: Params) -> Params:
+    def back(change: Change, gradient: Tree) -> Tree:
         _, pull = jax.vjp(lambda params: params.under(inverse(change)), params)
-        return pull(gradient)[0]
+        return jax.tree.map(lambda g: gain * g, pull(gradient)[0])
 
     scale_only = change._replace(shift=jnp.zeros_like(change.shift))
-    roots = jax.tree.map(jnp.sqrt, adam.second)
-    second = jax.tree.map(jnp.square, back(scale_only, roots))
+    second = back(scale_only, back(scale_only, adam.second))
     return adam._replace(params=params, first=back(change, adam.first), second=second)
 
 
 def carry_over(agent: Agent, old: Normaliser, new: Normaliser) -> Agent:
-    """Return the agent whose policy and value are, under the new statistics, the functions they were under the old."""
+    """Return the agent whose policy and value are, under the new statistics, the functions they were under the old.
+
+    Exactly so where neither statistics clip an observation, but for rounding. The policy's objective has no units, the
+    value's is the square of a reward.
+    """
     change = change_of(old, new)
-    return agent._replace(policy=carried(agent.policy, change), value=carried(agent.value, change))
+    policy = carried(agent.policy, change, jnp.ones_like(change.factor))
+    return agent._replace(policy=policy, value=carried(agent.value, change, change.factor**2))
 
 
 def seen_now(normaliser: Normaliser, buffer: Buffer) -> Buffer:
