@@ -20,6 +20,7 @@ from gpi.errors import UsageError
 TYPES = {
     int: "a whole number, such as 1000", float: "a number, such as 0.5", str: "text, such as 'geppo'",
     tuple[int, ...]: "a list of whole numbers, such as [64, 64]",
+    tuple[float, ...]: "a list of numbers, such as [0, 1000]",
 }  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 NORMALISERS = ("auto", "paper", "still")
@@ -89,6 +90,9 @@ class Config:
         "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under keep",
         "optimisation",
     )  # fmt: skip
+    return_range: tuple[float, ...] = setting(
+        (), "least and largest return of an episode, which trust = keep needs; DeepMind Control: 0,1000", "environments"
+    )
     freeze_normaliser: int = setting(
         0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
     )
@@ -148,6 +152,9 @@ def validate(config: Config) -> None:
     )
     for name in ("threads", "freeze_normaliser", "eval_every"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
+    ends = config.return_range
+    ordered = not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
+    require(config, "return_range", ordered, "must be two finite numbers, the smaller first", "use LOW,HIGH")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
 
@@ -173,6 +180,8 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
         idle |= {"kl_slack": f"{name}, which bounds no KL"}
     if ALGORITHMS[name].plan == "on_policy" and config.trust == "adaptive":
         idle |= {"trust": f"{name}: eq (8) is about reuse"}
+    if config.trust != "keep":
+        idle |= {"return_range": f"trust = {config.trust}, which certifies nothing"}
     if not config.eval_every:
         idle |= {"eval_episodes": "eval_every = 0, which evaluates nothing"}
     if config.eval_every > -(-config.steps // plan_of(config).steps):
@@ -249,6 +258,8 @@ def checked_type(name: str, value: Any, kind: Any) -> Any:
                 return number
         elif kind == tuple[int, ...] and type(value) is not str and all(int(n) == n for n in value):
             return tuple(int(n) for n in value)
+        elif kind == tuple[float, ...] and type(value) is not str and all(type(x) not in (str, bool) for x in value):
+            return tuple(float(x) for x in value)
         elif (kind is str and type(value) is str) or (kind == bool | None and (value is None or type(value) is bool)):
             return value
         elif kind is bool and type(value) in (bool, np.bool_):

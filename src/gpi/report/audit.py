@@ -65,6 +65,7 @@ class AuditSummary:
     ess_share: float  # mean of realised over nominal effective sample size
     normaliser_tv: float  # mean TV the normaliser moved the policy by, which no bound covers
     worst: dict[str, Worst]  # by name of the bound
+    undone: int = 0  # times that a seed certainly lost what it had learned, and went back
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -96,6 +97,8 @@ class AuditSummary:
             words += f" {' and '.join(f'{MEASURE[b]}, {self.name_of(b)}, held {self._held(b)}' for b in others)}."
         if self.refused:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
+        if self.undone:
+            words += f" A certain loss was undone {self.undone:,} time{'s' if self.undone > 1 else ''}."
         if self.reuses:
             words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
         return words
@@ -171,6 +174,7 @@ def summarise(run: Run) -> AuditSummary:
         ess_share=float(np.mean(table["ess_realised"] / table["ess"])),
         normaliser_tv=float(np.mean(table["normaliser_tv"])),
         worst=worst,
+        undone=int(np.nansum(table.get("undone", 0.0))),
     )
 
 

@@ -43,7 +43,7 @@ def find_checkpoint(directory: Path, layout: Mapping[str, ArraySpec], identity: 
     def judge(then: Facts) -> None:
         drift[:] = judge_drift(directory, then, identity, allow_drift=allow_drift)
 
-    weights = [name for name, spec in layout.items() if name.startswith("state/") and spec.dtype.kind == "f"]
+    weights = [name for name, spec in layout.items() if name.startswith(("state/", "kept/")) and spec.dtype.kind == "f"]
     found, skipped = checkpoint.newest_valid(directory, layout, weights, judge=judge)
     return Found(found, drift if found else [], skipped)
 

@@ -34,6 +34,7 @@ AUDIT = (
     "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "c_estimate", "worst_case_decline",
     "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
+KEPT = ("kept_return", "undone")  # of audit.csv, where what was learned is kept
 TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
 RECENT_EPISODES = 10  # per seed, averaged into the return that is shown
 
@@ -119,7 +120,8 @@ class RunTables:
         """Open the tables of a new run, or cut those of an interrupted one back to its checkpoint."""
         self.job, config = job, job.config
         ages = tuple(f"tv_age_{i}" for i in range(len(job.plan.nu)))
-        columns = {"metrics": METRICS, "audit": AUDIT + ages, "episodes": EPISODES, "timing": TIMING}
+        kept = KEPT if job.keeps else ()
+        columns = {"metrics": METRICS, "audit": AUDIT + ages + kept, "episodes": EPISODES, "timing": TIMING}
         sizes = saved["tables"] if saved else dict.fromkeys(columns)
         self.tables = {name: Table(directory / f"{name}.csv", columns[name], sizes[name]) for name in columns}
         self.episodes = EpisodeCounter(config.seeds, config.num_envs)
@@ -159,11 +161,14 @@ class RunTables:
         before = self.steps
         self.steps = before + np.where(frozen, 0, it.raw.valid.sum(axis=(1, 2)))
         self.tables["episodes"].add(
-            (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length in ended[p]
+            (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length, _ in ended[p]
         )
-        rows = {p: self._row(it, p, seed, [total for _, total, _ in ended[p]]) for p, seed in alive}
+        rows = {p: self._row(it, p, seed, [e.total for e in ended[p]]) for p, seed in alive}
         self.tables["metrics"].add([row[name] for name in METRICS] for row in rows.values())
-        self.tables["audit"].add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows.values())
+        self.tables["audit"].add(
+            [*(row[name] for name in AUDIT), *row["tv_age"], *([row[name] for name in KEPT] if it.kept else ())]
+            for row in rows.values()
+        )
         seconds = time.perf_counter() - self.start
         self.tables["timing"].add([(it.number, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
         return self._measured(rows)
@@ -182,6 +187,8 @@ class RunTables:
         """Return one seed's numbers of an iteration, by column."""
         self.recent[p].extend(returns)
         row = {name: value[p] for name, value in (it.audit._asdict() | it.metrics._asdict()).items()}
+        if it.kept is not None:
+            row |= {"kept_return": it.kept.kept_return[p], "undone": it.kept.undone[p]}
         row |= {"seed": seed, "iteration": it.number, "steps": self.steps[p]}
         return row | {"episode_return": np.mean(returns) if returns else None}
 
