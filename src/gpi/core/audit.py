@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float
 from gpi.core import objectives
 from gpi.core.agent import Hyper, Metrics
 from gpi.core.normaliser import Normaliser, normalise_obs, scaling_of
-from gpi.core.policy import Theta, log_pi
-from gpi.core.sample import Buffer, Rollout, Sample
+from gpi.core.policy import Theta
+from gpi.core.sample import Rollout, Sample, mean
 from gpi.theory.mixture import delta
 
 C_QUANTILE = 0.99
@@ -25,10 +25,13 @@ class Audit(NamedTuple):
     """What one update did to each quantity the theorems bound, and whether each bound held."""
 
     tv_age: Float[Array, " M"]  # expected TV of pi_{k+1} to pi_{k-i}; NaN for policies that do not exist
-    penalty_bound: Float[Array, ""]  # eps/2, of the nu-mean of tv_age, eq (11)
+    penalty: Float[Array, ""]  # the nu-mean of tv_age, left side of eq (11)
+    penalty_bound: Float[Array, ""]  # eps/2, eq (11)
     penalty_held: Bool[Array, ""]
-    tv_bound: Float[Array, ""]  # eps_gpi/2, of the one-step TV, eq (7)
+    tv: Float[Array, ""]  # the one-step TV, from samples
+    tv_bound: Float[Array, ""]  # eps_gpi/2, eq (7)
     tv_held: Bool[Array, ""]
+    tv_closed: Float[Array, ""]  # the one-step TV or a bound on it, from the distributions: no action is sampled
     kl_bound: Float[Array, ""]  # delta, of KL(pi_k‖pi_{k+1}), eq (16)
     kl_held: Bool[Array, ""]
     ess_realised: Float[Array, ""]  # effective sample size with the importance ratios
@@ -40,14 +43,14 @@ class Audit(NamedTuple):
 
 
 def tv_by_age(logp: Float[Array, " S"], s: Sample, M: int) -> Float[Array, " M"]:
-    """Return the expected TV distance of pi to each pi_{k-i}, inside eq (11): mean of ½|ratio - 1| over slot i.
+    """Return the expected TV distance of pi to each pi_{k-i}, inside eq (11): mean of (1 - ratio)+ over slot i.
 
-    For a ~ pi_{k-i}, ½ E|pi/pi_{k-i} - 1| is the TV distance itself, so the estimate is unbiased.
+    For a ~ pi_{k-i}, E[(1 - pi/pi_{k-i})+] is the TV distance itself, so the estimate is unbiased, and within [0, 1].
     """
     rows = (s.weight > 0.0).astype(logp.dtype).reshape(M, -1)
-    gap = 0.5 * jnp.abs(objectives.ratio_to(logp, s.logp_i) - 1.0).reshape(M, -1)
+    lost = objectives.probability_lost(logp, s).reshape(M, -1)
     count = jnp.sum(rows, axis=1)
-    return jnp.where(count > 0.0, jnp.sum(rows * gap, axis=1) / jnp.maximum(count, 1.0), jnp.nan)
+    return jnp.where(count > 0.0, jnp.sum(rows * lost, axis=1) / jnp.maximum(count, 1.0), jnp.nan)
 
 
 def realised_ess(s: Sample) -> Float[Array, ""]:
@@ -64,31 +67,34 @@ def high_advantage(s: Sample) -> Float[Array, ""]:
     return ordered[jnp.floor(C_QUANTILE * last.astype(s.adv.dtype)).astype(jnp.int32)]
 
 
-def normaliser_tv(theta: Theta, raw: Rollout, buffer: Buffer, old: Normaliser, new: Normaliser) -> Float[Array, ""]:
-    """Return the TV between pi_{k+1} with the old and the new statistics, on the newest batch: no ratio sees it."""
+def normaliser_tv(theta: Theta, raw: Rollout, old: Normaliser, new: Normaliser) -> Float[Array, ""]:
+    """Return the TV between pi_{k+1} with the old and the new statistics, on the newest batch: no ratio sees it.
+
+    From the distributions, whose deviations agree: at the states of the batch the distance is exact.
+    """
     flat = raw.obs.reshape(-1, raw.obs.shape[-1])
-    action = raw.action.reshape(-1, *raw.action.shape[2:])
-    logp_k = buffer.logp_i[0].reshape(-1)
-
-    def ratio(normaliser: Normaliser) -> Array:
-        seen = normalise_obs(scaling_of(normaliser.obs), flat)
-        return objectives.ratio_to(log_pi(theta, seen, action), logp_k)
-
-    rows = raw.valid.reshape(-1).astype(logp_k.dtype)
-    return 0.5 * jnp.sum(rows * jnp.abs(ratio(new) - ratio(old))) / jnp.maximum(jnp.sum(rows), 1.0)
+    before, after = (theta.distribution(normalise_obs(scaling_of(x.obs), flat)) for x in (old, new))
+    rows = raw.valid.reshape(-1).astype(flat.dtype)
+    return jnp.sum(rows * before.tv(after)) / jnp.maximum(jnp.sum(rows), 1.0)
 
 
 def audit(theta_k: Theta, theta: Theta, s: Sample, m: Metrics, hyper: Hyper, scale: Float[Array, ""]) -> Audit:
     """Measure every bound of one update; `scale` turns normalised rewards into raw ones."""
-    logp, logp_k = log_pi(theta, s.obs, s.action), log_pi(theta_k, s.obs, s.action)
+    pi_k, pi = theta_k.distribution(s.obs), theta.distribution(s.obs)
+    logp, logp_k = pi.log_prob(s.action), pi_k.log_prob(s.action)
+    moved = m.fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
+    penalty, tv = objectives.bounded_penalty(logp, s), jnp.where(moved, objectives.bounded_one_step_tv(logp, s), 0.0)
     C = scale * high_advantage(s)
     penalty_bound, tv_bound, kl_bound = 0.5 * hyper.eps, 0.5 * m.eps_gpi, delta(m.eps_gpi)
     return Audit(
         tv_age=tv_by_age(logp, s, hyper.nu.shape[0]),
+        penalty=penalty,
         penalty_bound=penalty_bound,
-        penalty_held=m.penalty <= penalty_bound,
+        penalty_held=penalty <= penalty_bound,
+        tv=tv,
         tv_bound=tv_bound,
-        tv_held=m.tv <= tv_bound,
+        tv_held=tv <= tv_bound,
+        tv_closed=jnp.where(moved, mean(pi_k.tv(pi), s.weight), 0.0),
         kl_bound=kl_bound,
         kl_held=m.kl <= kl_bound,
         ess_realised=realised_ess(s),

@@ -110,7 +110,7 @@ def audited(iterate: Iterate) -> Audited:
     def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Trace, Audit]:
         new, trace = iterate(state, raw, hyper, batch, static)
         theta_k, theta = state.agent.policy.params, new.agent.policy.params
-        moved = normaliser_tv(theta, raw, new.buffer, state.normaliser, new.normaliser)
+        moved = normaliser_tv(theta, raw, state.normaliser, new.normaliser)
         scale = scaling_of(state.normaliser.returns).scale
         report = audit(theta_k, theta, trace.sample, trace.metrics, hyper, scale)
         return new, trace, report._replace(normaliser_tv=moved)
