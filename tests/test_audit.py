@@ -245,8 +245,8 @@ def test_the_audit_measures_one_step_by_samples_and_by_distributions():
 @pytest.mark.parametrize("algorithm", ["geppo", "getrpo", "gevmpo"])
 def test_strict_keeps_eq_11_in_training(algorithm: Any, tmp_path: Path):
     run = gpi.train(
-        algorithm, "cartpole-balance", trust="strict", seeds=2, n=250, num_envs=1, steps=5000, eps=0.1, hidden=(8,),
-        epochs=4, minibatches=4, value_lr=0.001, lr=0.003, out=tmp_path / "r", quiet=True,
+        algorithm, "Pendulum-v1", trust="strict", seeds=2, n=250, steps=5000, eps=0.1, hidden=(8,),
+        epochs=4, minibatches=4, lr=0.003, out=tmp_path / "r", quiet=True,
     )  # fmt: skip
     rows = read_rows(run.dir / "audit.csv")
     assert len(rows) >= 38 and gpi.audit(run).penalty_violations == 0
