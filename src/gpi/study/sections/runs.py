@@ -8,8 +8,9 @@ from gpi.report.blocks import Chart, Line, Section, Table
 from gpi.study.frame import FINISHED, Seed
 from gpi.study.learning import Course, course
 from gpi.study.results import BIN
-from gpi.study.sections.words import Material, bounds_of, plural, slug
+from gpi.study.sections.words import Material, bounds_of, slug
 from gpi.study.statistics import reach_of
+from gpi.training.progress import plural
 
 POINTS = 100
 LOST = (
