@@ -243,6 +243,7 @@ def test_the_audit_measures_one_step_by_samples_and_by_distributions():
         assert found.penalty_held and 0 < found.penalty <= EPS / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["geppo", "getrpo", "gevmpo"])
 def test_strict_keeps_eq_11_in_training(algorithm: Any, tmp_path: Path):
     run = gpi.train(
