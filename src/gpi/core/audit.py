@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from gpi.core import objectives
 from gpi.core.agent import Hyper, Metrics
 from gpi.core.normaliser import Normaliser, normalise_obs, scaling_of
-from gpi.core.policy import Theta
+from gpi.core.policy import Theta, log_pi
 from gpi.core.sample import Rollout, Sample, mean
 from gpi.theory.mixture import delta
 
@@ -67,6 +68,13 @@ def high_advantage(s: Sample) -> Float[Array, ""]:
     return ordered[jnp.floor(C_QUANTILE * last.astype(s.adv.dtype)).astype(jnp.int32)]
 
 
+def closed_tv(theta_k: Theta, theta: Theta, s: Sample) -> Float[Array, ""]:
+    """Return the expected one-step TV of eqs (6) and (7), or a bound on it, from the distributions in closed form."""
+    # Behind a barrier, or XLA would fuse it with the update's own measurements and round their last bits otherwise.
+    theta_k, theta, obs = jax.lax.optimization_barrier((theta_k, theta, s.obs))
+    return mean(theta_k.distribution(obs).tv(theta.distribution(obs)), s.weight)
+
+
 def normaliser_tv(theta: Theta, raw: Rollout, old: Normaliser, new: Normaliser) -> Float[Array, ""]:
     """Return the TV between pi_{k+1} with the old and the new statistics, on the newest batch: no ratio sees it.
 
@@ -80,8 +88,7 @@ def normaliser_tv(theta: Theta, raw: Rollout, old: Normaliser, new: Normaliser) 
 
 def audit(theta_k: Theta, theta: Theta, s: Sample, m: Metrics, hyper: Hyper, scale: Float[Array, ""]) -> Audit:
     """Measure every bound of one update; `scale` turns normalised rewards into raw ones."""
-    pi_k, pi = theta_k.distribution(s.obs), theta.distribution(s.obs)
-    logp, logp_k = pi.log_prob(s.action), pi_k.log_prob(s.action)
+    logp, logp_k = log_pi(theta, s.obs, s.action), log_pi(theta_k, s.obs, s.action)
     moved = m.fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
     penalty, tv = objectives.bounded_penalty(logp, s), jnp.where(moved, objectives.bounded_one_step_tv(logp, s), 0.0)
     C = scale * high_advantage(s)
@@ -94,7 +101,7 @@ def audit(theta_k: Theta, theta: Theta, s: Sample, m: Metrics, hyper: Hyper, sca
         tv=tv,
         tv_bound=tv_bound,
         tv_held=tv <= tv_bound,
-        tv_closed=jnp.where(moved, mean(pi_k.tv(pi), s.weight), 0.0),
+        tv_closed=jnp.where(moved, closed_tv(theta_k, theta, s), 0.0),
         kl_bound=kl_bound,
         kl_held=m.kl <= kl_bound,
         ess_realised=realised_ess(s),

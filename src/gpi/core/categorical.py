@@ -41,8 +41,8 @@ class Categorical(NamedTuple):
 
     def tv(self, other: Categorical) -> Float[Array, " S"]:
         """Return TV(self, other)(s), the distance of eq (11): half the sum of absolute differences."""
-        p, q = jax.nn.softmax(self.logits), jax.nn.softmax(other.logits)
-        return 0.5 * jnp.sum(jnp.abs(p - q), axis=-1)
+        logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        return 0.5 * jnp.sum(jnp.abs(jnp.exp(logp) - jnp.exp(logq)), axis=-1)
 
 
 class CategoricalTheta(NamedTuple):
