@@ -47,6 +47,9 @@ class Laplace(NamedTuple):
         inside = jnp.exp(-gap) * jnp.exp(-z * jnp.exp(-self.log_scale)[None])
         return jnp.sum(gap - 1.0 + z * jnp.exp(-other.log_scale)[None] + inside, axis=-1)
 
+    def tv(self, other: Laplace) -> Array:
+        return jnp.sqrt(-jnp.expm1(-self.kl(other)))  # the bound of Bretagnolle and Huber
+
 
 class LaplaceTheta(GaussianTheta):
     """The same parameters, and the same most likely action, as a Gaussian policy."""

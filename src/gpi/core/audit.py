@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -15,7 +16,7 @@ from gpi.core import objectives
 from gpi.core.agent import Hyper, Metrics
 from gpi.core.normaliser import Normaliser, normalise_obs, scaling_of
 from gpi.core.policy import Theta, log_pi
-from gpi.core.sample import Buffer, Rollout, Sample
+from gpi.core.sample import Rollout, Sample, mean
 from gpi.theory.mixture import delta
 
 C_QUANTILE = 0.99
@@ -25,10 +26,13 @@ class Audit(NamedTuple):
     """What one update did to each quantity the theorems bound, and whether each bound held."""
 
     tv_age: Float[Array, " M"]  # expected TV of pi_{k+1} to pi_{k-i}; NaN for policies that do not exist
-    penalty_bound: Float[Array, ""]  # eps/2, of the nu-mean of tv_age, eq (11)
+    penalty: Float[Array, ""]  # the nu-mean of tv_age, left side of eq (11)
+    penalty_bound: Float[Array, ""]  # eps/2, eq (11)
     penalty_held: Bool[Array, ""]
-    tv_bound: Float[Array, ""]  # eps_gpi/2, of the one-step TV, eq (7)
+    tv: Float[Array, ""]  # the one-step TV, from samples
+    tv_bound: Float[Array, ""]  # eps_gpi/2, eq (7)
     tv_held: Bool[Array, ""]
+    tv_closed: Float[Array, ""]  # the one-step TV or a bound on it, from the distributions: no action is sampled
     kl_bound: Float[Array, ""]  # delta, of KL(pi_k‖pi_{k+1}), eq (16)
     kl_held: Bool[Array, ""]
     ess_realised: Float[Array, ""]  # effective sample size with the importance ratios
@@ -40,14 +44,14 @@ class Audit(NamedTuple):
 
 
 def tv_by_age(logp: Float[Array, " S"], s: Sample, M: int) -> Float[Array, " M"]:
-    """Return the expected TV distance of pi to each pi_{k-i}, inside eq (11): mean of ½|ratio - 1| over slot i.
+    """Return the expected TV distance of pi to each pi_{k-i}, inside eq (11): mean of (1 - ratio)+ over slot i.
 
-    For a ~ pi_{k-i}, ½ E|pi/pi_{k-i} - 1| is the TV distance itself, so the estimate is unbiased.
+    For a ~ pi_{k-i}, E[(1 - pi/pi_{k-i})+] is the TV distance itself, so the estimate is unbiased, and within [0, 1].
     """
     rows = (s.weight > 0.0).astype(logp.dtype).reshape(M, -1)
-    gap = 0.5 * jnp.abs(objectives.ratio_to(logp, s.logp_i) - 1.0).reshape(M, -1)
+    lost = objectives.probability_lost(logp, s).reshape(M, -1)
     count = jnp.sum(rows, axis=1)
-    return jnp.where(count > 0.0, jnp.sum(rows * gap, axis=1) / jnp.maximum(count, 1.0), jnp.nan)
+    return jnp.where(count > 0.0, jnp.sum(rows * lost, axis=1) / jnp.maximum(count, 1.0), jnp.nan)
 
 
 def realised_ess(s: Sample) -> Float[Array, ""]:
@@ -64,33 +68,40 @@ def high_advantage(s: Sample) -> Float[Array, ""]:
     return ordered[jnp.floor(C_QUANTILE * last.astype(s.adv.dtype)).astype(jnp.int32)]
 
 
-def normaliser_tv(
-    before: tuple[Theta, Normaliser], after: tuple[Theta, Normaliser], raw: Rollout, buffer: Buffer
-) -> Float[Array, ""]:
-    """Return the TV between pi_{k+1} with the old and the new statistics, on the newest batch: no ratio sees it."""
+def closed_tv(theta_k: Theta, theta: Theta, s: Sample) -> Float[Array, ""]:
+    """Return the expected one-step TV of eqs (6) and (7), or a bound on it, from the distributions in closed form."""
+    # Behind a barrier, or XLA would fuse it with the update's own measurements and round their last bits otherwise.
+    theta_k, theta, obs = jax.lax.optimization_barrier((theta_k, theta, s.obs))
+    return mean(theta_k.distribution(obs).tv(theta.distribution(obs)), s.weight)
+
+
+def normaliser_tv(before: tuple[Theta, Normaliser], after: tuple[Theta, Normaliser], raw: Rollout) -> Float[Array, ""]:
+    """Return the TV between pi_{k+1} with the old and the new statistics, on the newest batch: no ratio sees it.
+
+    From the distributions, whose deviations agree: at the states of the batch the distance is exact.
+    """
     flat = raw.obs.reshape(-1, raw.obs.shape[-1])
-    action = raw.action.reshape(-1, *raw.action.shape[2:])
-    logp_k = buffer.logp_i[0].reshape(-1)
-
-    def ratio(theta: Theta, normaliser: Normaliser) -> Array:
-        seen = normalise_obs(scaling_of(normaliser.obs), flat)
-        return objectives.ratio_to(log_pi(theta, seen, action), logp_k)
-
-    rows = raw.valid.reshape(-1).astype(logp_k.dtype)
-    return 0.5 * jnp.sum(rows * jnp.abs(ratio(*after) - ratio(*before))) / jnp.maximum(jnp.sum(rows), 1.0)
+    old, new = (theta.distribution(normalise_obs(scaling_of(x.obs), flat)) for theta, x in (before, after))
+    rows = raw.valid.reshape(-1).astype(flat.dtype)
+    return jnp.sum(rows * old.tv(new)) / jnp.maximum(jnp.sum(rows), 1.0)
 
 
 def audit(theta_k: Theta, theta: Theta, s: Sample, m: Metrics, hyper: Hyper, scale: Float[Array, ""]) -> Audit:
     """Measure every bound of one update; `scale` turns normalised rewards into raw ones."""
     logp, logp_k = log_pi(theta, s.obs, s.action), log_pi(theta_k, s.obs, s.action)
+    moved = m.fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
+    penalty, tv = objectives.bounded_penalty(logp, s), jnp.where(moved, objectives.bounded_one_step_tv(logp, s), 0.0)
     C = scale * high_advantage(s)
     penalty_bound, tv_bound, kl_bound = 0.5 * hyper.eps, 0.5 * m.eps_gpi, delta(m.eps_gpi)
     return Audit(
         tv_age=tv_by_age(logp, s, hyper.nu.shape[0]),
+        penalty=penalty,
         penalty_bound=penalty_bound,
-        penalty_held=m.penalty <= penalty_bound,
+        penalty_held=penalty <= penalty_bound,
+        tv=tv,
         tv_bound=tv_bound,
-        tv_held=m.tv <= tv_bound,
+        tv_held=tv <= tv_bound,
+        tv_closed=jnp.where(moved, closed_tv(theta_k, theta, s), 0.0),
         kl_bound=kl_bound,
         kl_held=m.kl <= kl_bound,
         ess_realised=realised_ess(s),

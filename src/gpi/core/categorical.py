@@ -39,6 +39,11 @@ class Categorical(NamedTuple):
         logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
         return jnp.sum(jnp.exp(logp) * (logp - logq), axis=-1)
 
+    def tv(self, other: Categorical) -> Float[Array, " S"]:
+        """Return TV(self, other)(s), the distance of eq (11): half the sum of absolute differences."""
+        logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        return 0.5 * jnp.sum(jnp.abs(jnp.exp(logp) - jnp.exp(logq)), axis=-1)
+
 
 class CategoricalTheta(NamedTuple):
     """Parameters theta of a categorical policy: a network for the logits."""

@@ -119,7 +119,7 @@ def audited(iterate: Iterate) -> Audited:
         new, trace = iterate(state, raw, hyper, batch, static)
         theta_k, theta = state.agent.policy.params, trace.agent.policy.params
         before, after = (theta, state.normaliser), (new.agent.policy.params, new.normaliser)
-        moved = normaliser_tv(before, after, raw, new.buffer)
+        moved = normaliser_tv(before, after, raw)
         scale = scaling_of(state.normaliser.returns).scale
         report = audit(theta_k, theta, trace.sample, trace.metrics, hyper, scale)
         return new, trace, report._replace(normaliser_tv=moved)

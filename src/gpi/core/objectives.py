@@ -47,6 +47,34 @@ def penalty(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     return 0.5 * mean(jnp.abs(ratio_to(logp, s.logp_i) - 1.0), s.weight)
 
 
+def bounded_one_step_tv(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """The expected one-step TV distance of eqs (6) and (7), from samples without heavy tails: E[(rho - ratio)+].
+
+    ratio and rho both average to 1, so what they differ by downwards is half of E|ratio - rho|, and never above rho.
+    """
+    return mean(jnp.maximum(s.rho - ratio_to(logp, s.logp_i), 0.0), s.weight)
+
+
+def bounded_penalty(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """The left side of eqs (5) and (11), from samples without heavy tails: E[(1 - ratio)+], within [0, 1]."""
+    return mean(probability_lost(logp, s), s.weight)
+
+
+def cautious_penalty(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """The left side of eq (11) for a policy fitted to these samples: the larger of E[(1 - ratio)+] and E[(ratio - 1)+].
+
+    A policy that shrinks its deviation around the sampled actions makes every one of them likelier: nothing is lost on
+    the samples, however far it moved, but there it gains. The gain of a sample counts as 1 at most: no heavy tails.
+    """
+    gained = jnp.clip(ratio_to(logp, s.logp_i) - 1.0, 0.0, 1.0)
+    return jnp.maximum(bounded_penalty(logp, s), mean(gained, s.weight))
+
+
+def probability_lost(logp: Float[Array, " S"], s: Sample) -> Float[Array, " S"]:
+    """Return (1 - ratio)+, whose expectation over a ~ pi_{k-i} is the TV distance of pi to pi_{k-i}, inside eq (11)."""
+    return jnp.maximum(1.0 - ratio_to(logp, s.logp_i), 0.0)
+
+
 def target_weights(
     adv: Float[Array, " S"], base: Float[Array, " S"], delta: Float[Array, ""]
 ) -> tuple[Float[Array, " S"], Float[Array, ""]]:

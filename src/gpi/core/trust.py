@@ -42,13 +42,14 @@ def remaining_budget(s: Sample, hyper: Hyper) -> Float[Array, ""]:
 def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Test:
     """Return the test of eq (11) as measured, and of a surrogate of eq (7) that is no worse than pi_k's.
 
-    Together they are what the worst-case decline of eq (3) rests on.
+    Together they are what the worst-case decline of eq (3) rests on. The policy was fitted to the samples that judge
+    it, so the distance is the cautious one.
     """
     start = objectives.surrogate(log_pi(theta_k, s.obs, s.action), s)
 
     def holds(theta: Theta) -> Bool[Array, ""]:
         logp = log_pi(theta, s.obs, s.action)
-        inside = objectives.penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
+        inside = objectives.cautious_penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
         return inside & (objectives.surrogate(logp, s) >= start)
 
     return holds
