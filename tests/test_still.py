@@ -12,7 +12,7 @@ from agents import A, O, draw_rollout, flat, hyper, new_agent
 from compiling import fast_jit
 
 import gpi
-from gpi.config import Config, config_of
+from gpi.config import Config, as_first_saved, config_of
 from gpi.core import faults, iteration, still
 from gpi.core.agent import Agent, Static
 from gpi.core.categorical import CategoricalTheta
@@ -207,6 +207,8 @@ def test_the_setting_decides_and_auto_is_still_only_where_the_mode_says_so():
         ("keep", "auto"), *((trust, "still") for trust in ("paper", "adaptive", "strict", "keep"))
     }  # fmt: skip
     assert config_of({"task": "cheetah-run"}).normaliser == "auto", "as in files of earlier versions"
+    assert "normaliser" not in as_first_saved(Config("cheetah-run")), "so that their hashes stay valid"
+    assert config_of(as_first_saved(Config("cheetah-run", normaliser="still"))).normaliser == "still"
     with pytest.raises(UsageError, match="normaliser = calm must be one of auto, paper, still; use auto"):
         gpi.train("ppo", "cheetah-run", normaliser="calm")
 

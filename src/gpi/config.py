@@ -24,6 +24,7 @@ TYPES = {
 }  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 NORMALISERS = ("auto", "paper", "still")
+LATER = ("normaliser",)  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
@@ -231,6 +232,13 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
     """Raise UsageError, in one line, unless the rule of a setting holds."""
     if not holds:
         raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")
+
+
+def as_first_saved(config: Config) -> dict[str, Any]:
+    """Return settings as earlier versions wrote them, where they do what those did: hashes of old files stay valid."""
+    usual = {field.name: field.default for field in dataclasses.fields(Config)}
+    settings = dataclasses.asdict(config)
+    return {name: value for name, value in settings.items() if name not in LATER or value != usual[name]}
 
 
 def config_of(saved: Any) -> Config:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import files
-from gpi.config import Config, config_of
+from gpi.config import Config, as_first_saved, config_of
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError
@@ -114,7 +114,7 @@ def encode_pack(results: Sequence[Result]) -> bytes:
     arrays: dict[str, np.ndarray] = {}
     for number, result in enumerate(results):
         about = {
-            "config": dataclasses.asdict(result.config), "steps": list(result.steps), "audit": result.audit,
+            "config": as_first_saved(result.config), "steps": list(result.steps), "audit": result.audit,
             "versions": result.versions, "devices": list(result.devices), "complete": result.complete,
         }  # fmt: skip
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
