@@ -1,6 +1,6 @@
 """How much of a machine a study uses: its steps per second beside the best single run's, in alternating minutes.
 
-    python benchmarks/study.py [--turn 60] [--steps 150000] [--short]
+    python benchmarks/study.py [--turn 60] [--steps 400000] [--against 5 10] [--short]
 
 Contestants take turns, and all processes of the others are stopped (SIGSTOP) meanwhile, because shared machines are
 noisy:
@@ -108,10 +108,10 @@ def last_steps(timing: Path) -> int:
     return int(rows[-1].split(",")[1]) if len(rows) > 1 else 0
 
 
-def contestants(folder: Path, steps: int, stack: ExitStack) -> tuple[Contestant, list[Contestant]]:
+def contestants(folder: Path, steps: int, against: list[int], stack: ExitStack) -> tuple[Contestant, list[Contestant]]:
     """Start the study and the single runs, all of them stopped; single runs have passed their first iteration."""
     singles = []
-    for seeds in (5, 10):
+    for seeds in against:
         out = folder / f"single-{seeds}"
         words = ["train", "cheetah-run", "--algorithm", "geppo", "--seeds", str(seeds), "--steps", "1e9"]
         one = Contestant(f"one run, {seeds} seeds", [*words, "--out", str(out)], out, seeds, folder / "cache")
@@ -131,10 +131,10 @@ def contestants(folder: Path, steps: int, stack: ExitStack) -> tuple[Contestant,
     return study, singles
 
 
-def measure(turn: float, steps: int) -> dict[str, object]:
+def measure(turn: float, steps: int, against: list[int]) -> dict[str, object]:
     """Let all take turns until the study has ended; return the figures."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        study, singles = contestants(Path(name), steps, stack)
+        study, singles = contestants(Path(name), steps, against, stack)
         while study.process.poll() is None:
             for one in (study, *singles):
                 one.turn(turn)
@@ -157,10 +157,12 @@ def main() -> None:
     """Measure, print and keep the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--turn", type=float, default=60.0, help="seconds of a turn")
-    options.add_argument("--steps", type=int, default=150_000, help="of each seed of the study's jobs")
+    options.add_argument("--steps", type=int, default=400_000, help="of each seed of the study's jobs")
+    options.add_argument("--against", type=int, nargs="+", default=[5, 10], help="seeds of the single runs")
     options.add_argument("--short", action="store_true", help="only to see that it works: nothing is kept")
     chosen = options.parse_args()
-    figures = measure(10.0, 8_192) if chosen.short else measure(chosen.turn, chosen.steps)
+    turn, steps = (10.0, 8_192) if chosen.short else (chosen.turn, chosen.steps)
+    figures = measure(turn, steps, chosen.against)
     verdict = "kept" if figures["ratio"] >= REQUIRED else "BROKEN"  # type: ignore[operator]
     print(
         f"study {figures['study']:,.0f} steps/s, best single run ({figures['best']}) "

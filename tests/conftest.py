@@ -1,6 +1,7 @@
 """Settings for every test: strict dtypes, no silent broadcasting of ranks, two CPU devices."""
 
 import os
+import signal
 from pathlib import Path
 
 # Two devices; and programs that compile twice as fast, and run slower. Processes that tests start run what users run.
@@ -19,6 +20,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 assert len(jax.devices()) == 2  # and JAX has started: no run may set it up for itself
 check_shapes()
+
+# A shell starts what is in the background with Ctrl-C ignored, `nohup` with hangups ignored; tests send both.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -93,9 +93,12 @@ def test_lines_that_cannot_be_shown_are_dropped():
 def test_a_hangup_saves_unless_it_is_ignored(tmp_path: Path, ignored: bool):
     steps, before = ("20000", ("nohup",)) if ignored else ("1e9", ())
     process = gpi_process(*LONG, "--steps", steps, "--out", str(tmp_path / "run"), before=before)
-    wait_for_rows(tmp_path / "run" / "metrics.csv", 2, process)
-    process.send_signal(signal.SIGHUP)
-    printed, errors = process.communicate(timeout=120)
+    try:
+        wait_for_rows(tmp_path / "run" / "metrics.csv", 2, process)
+        process.send_signal(signal.SIGHUP)
+        printed, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == (0 if ignored else 129), errors
     assert done(gpi.Run(tmp_path / "run"))["complete"] is ignored
     assert ignored or "interrupted and saved" in printed
