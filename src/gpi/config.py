@@ -24,7 +24,7 @@ TYPES = {
 }  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 NORMALISERS = ("auto", "paper", "still")
-LATER = ("normaliser",)  # settings that files of earlier versions lack, because there was nothing to set
+LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
