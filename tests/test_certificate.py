@@ -128,7 +128,7 @@ def erratic(total: np.ndarray, last: np.ndarray, rng: np.random.Generator) -> np
     return rng.integers(len(POLICIES), size=len(total))
 
 
-def share_with_a_false_certificate(adversary: Adversary, runs: int = 800, episodes: int = 300) -> float:
+def share_with_a_false_certificate(adversary: Adversary, runs: int = 500, episodes: int = 280) -> float:
     """Return the share of runs in which any window's certificate was false at any moment."""
     rng = np.random.default_rng(1)
     windows, truth = first_windows(runs), np.zeros((runs, len(SIZES)))

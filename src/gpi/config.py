@@ -24,7 +24,7 @@ TYPES = {
 }  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 NORMALISERS = ("auto", "paper", "still")
-LATER = ("normaliser",)  # settings that files of earlier versions lack, because there was nothing to set
+LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
@@ -83,8 +83,8 @@ class Config:
     minibatches: int = setting(32, "minibatches per pass", "optimisation")
     kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta", "optimisation")
     trust: str = setting(
-        "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11); keep: strict, and the "
-        "normaliser moves no policy", "algorithm",
+        "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11); keep: strict, the "
+        "normaliser moves no policy, and certain losses are undone", "algorithm",
     )  # fmt: skip
     normaliser: str = setting(
         "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under keep",

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from gpi.core import faults
 from gpi.core.agent import Agent
 from gpi.core.iteration import State
 from gpi.core.normaliser import Normaliser
@@ -54,11 +53,10 @@ def remember(memory: Memory, now: Snapshot, take: Bool[Array, " L"], source: Int
 
 
 def go_back(state: State, memory: Memory, undo: Bool[Array, ""]) -> State:
-    """Return the agent at its kept policy if `undo`, unless it is frozen; randomness goes on, so it learns otherwise.
+    """Return the agent at its kept policy if `undo`; randomness goes on, so that it learns otherwise than before.
 
     The samples of the policies that are lost are dropped, as they are outside eq (11) for the one restored.
     """
-    undo = undo & (state.fault == faults.NONE)
 
     def back(kept: Tree, now: Tree) -> Tree:
         return jax.tree.map(lambda kept, now: jnp.where(undo, kept, now), kept, now)

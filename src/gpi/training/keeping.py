@@ -101,6 +101,20 @@ def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndar
     return Seen(member, take, source, None)
 
 
+def evidence(episodes: list[EndedInBatch], environments: int, skip: np.ndarray) -> list[float]:
+    """Return the returns of an agent's episodes that count: in its first environments, begun after its last fall.
+
+    `skip` says in which environments the first one began before, and is brought up to date. They are in the order of
+    time and environment, never of returns: a window must not choose what it sees.
+    """
+    returns = []
+    for _, total, _, env in sorted(episodes, key=lambda episode: (episode.steps, episode.env)):
+        if env < environments and not skip[env]:
+            returns.append(total)
+        skip[env] = False
+    return returns
+
+
 def random_numbers(name: str) -> np.ndarray:
     """Return a random number in [0, 1) for every level that depends on nothing but a name."""
     words = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint64)
@@ -171,25 +185,13 @@ class Keeper:
         ended = self._count(raw, frozen)
         self.seen = [None] * len(ended)
         for p, episodes in enumerate(ended):
-            x = self._scaled(self._evidence(p, episodes))
+            x = self._scaled(evidence(episodes, self.environments, self.skip[p]))
             if len(x):
                 self.seen[p] = see(self.members[p], x, int(taken[p]), self._draws(p))
         changes = [(x.take, x.source) if x else (np.zeros(LEVELS, np.bool_), NOTHING) for x in self.seen]
         take, source = np.array([take for take, _ in changes]), np.array([source for _, source in changes], np.int32)
         if take.any() or source.any():
             self.memory = self.programs[0](self.memory, snapshot_of(state), *self._sent(take, source))
-
-    def _evidence(self, p: int, episodes: list[EndedInBatch]) -> list[float]:
-        """Return the returns of episodes that began after the last fall, in the environments that count.
-
-        They are in the order of time and environment, never of returns: a window must not choose what it sees.
-        """
-        returns = []
-        for episode in sorted(episodes, key=lambda episode: (episode.steps, episode.env)):
-            late, self.skip[p, episode.env] = self.skip[p, episode.env], False
-            if episode.env < self.environments and not late:
-                returns.append(episode.total)
-        return returns
 
     def _scaled(self, returns: list[float]) -> np.ndarray:
         """Return returns scaled to [0, 1]; one that is not finite freezes its agent and is no evidence."""
