@@ -102,6 +102,19 @@ def test_a_policy_that_closes_in_on_its_samples_is_refused_by_strict():
     assert passes(theta_k, theta_k, s, hyper((1.0,))) and not passes(theta_k, theta, s, hyper((1.0,)))
 
 
+def test_one_action_that_became_likely_does_not_outweigh_what_all_others_lost():
+    """Its ratio is 20,000 and the sum of E[ratio·A] far above pi_k's; as a gain it counts as one sample."""
+    s = sample_of(np.zeros((1000, 1), np.float32), jnp.zeros(1000, jnp.float32))._replace(adv=jnp.ones(1000))
+    logp = jnp.full(1000, jnp.log(0.9)).at[0].set(9.9)
+    gain = fast_jit(objectives.cautious_gain)
+    assert float(surrogate(logp, s)) > 10 and float(gain(logp, s)) == pytest.approx(0.001 - 0.0999, rel=1e-4)
+    for bad in (s._replace(adv=s.adv.at[0].set(-1.0)), s._replace(adv=-s.adv)):
+        exact = float(surrogate(logp, bad) - surrogate(s.logp_i, bad))
+        assert exact < -10 and float(gain(logp, bad)) == pytest.approx(exact, rel=1e-4), "a loss counts in full"
+    small = jnp.full(1000, 0.01)
+    assert float(gain(small, s)) == pytest.approx(float(surrogate(small, s)) - 1.0, rel=1e-4), "small steps: the same"
+
+
 def test_tv_by_age_averages_to_the_penalty():
     agent = new_agent(0)
     s = estimate(agent.policy.params, agent.value.params, buffer_of(agent, 4, 3), hyper(NU, 0.1))

@@ -22,6 +22,15 @@ def surrogate(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     return mean(ratio_to(logp, s.logp_i) * s.adv, s.weight)
 
 
+def cautious_gain(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """What a policy adds to the surrogate of eq (7), at least: E[(ratio - rho)·A], ratio - rho at most 1 where A > 0.
+
+    A single action that became thousands of times likelier would otherwise outweigh what all others lost.
+    """
+    change = ratio_to(logp, s.logp_i) - s.rho
+    return mean(jnp.minimum(change, jnp.where(s.adv > 0.0, 1.0, jnp.inf)) * s.adv, s.weight)
+
+
 def clipped_surrogate(logp: Float[Array, " S"], s: Sample, eps: Float[Array, ""]) -> Float[Array, ""]:
     """The GePPO objective, eq (14): E[min(ratio·A, clip(ratio, rho-eps, rho+eps)·A)]; PPO's eq (13) when rho = 1."""
     ratio = ratio_to(logp, s.logp_i)

@@ -43,14 +43,14 @@ def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Test:
     """Return the test of eq (11) as measured, and of a surrogate of eq (7) that is no worse than pi_k's.
 
     Together they are what the worst-case decline of eq (3) rests on. The policy was fitted to the samples that judge
-    it, so the distance is the cautious one.
+    it, so the distance and the gain are the cautious ones; and pi_k's own gain is 0 but for rounding.
     """
-    start = objectives.surrogate(log_pi(theta_k, s.obs, s.action), s)
+    start = objectives.cautious_gain(log_pi(theta_k, s.obs, s.action), s)
 
     def holds(theta: Theta) -> Bool[Array, ""]:
         logp = log_pi(theta, s.obs, s.action)
         inside = objectives.cautious_penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
-        return inside & (objectives.surrogate(logp, s) >= start)
+        return inside & (objectives.cautious_gain(logp, s) >= start)
 
     return holds
 
