@@ -39,6 +39,9 @@ def test_an_old_run_is_resumed(resumed: Path):
     for name in ("metrics.csv", "audit.csv", "episodes.csv"):
         before, after = read_rows(WRITTEN / resumed.name / name), read_rows(resumed / name)
         assert after[: len(before)] == before and len(after) > len(before)
+    audit = read_rows(resumed / "audit.csv")
+    assert "gain_se" not in audit[-1] and audit[-1]["surrogate_gain"], "a table keeps the columns it began with"
+    assert gpi.audit(resumed).updates == len(audit)
 
 
 @pytest.mark.parametrize("name", RUNS)

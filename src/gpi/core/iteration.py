@@ -112,7 +112,7 @@ def audited(iterate: Iterate) -> Audited:
         theta_k, theta = state.agent.policy.params, new.agent.policy.params
         moved = normaliser_tv(theta, raw, new.buffer, state.normaliser, new.normaliser)
         scale = scaling_of(state.normaliser.returns).scale
-        report = audit(theta_k, theta, trace.sample, trace.metrics, hyper, scale)
+        report = audit(theta_k, theta, trace.sample, new.buffer.rollout.done, trace.metrics, hyper, scale)
         return new, trace, report._replace(normaliser_tv=moved)
 
     return step

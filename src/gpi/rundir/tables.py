@@ -31,10 +31,11 @@ METRICS = (
 )  # fmt: skip
 AUDIT = (
     "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held", "kl",
-    "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "c_estimate", "worst_case_decline",
-    "normaliser_tv", "fraction", "budget_exhausted",
+    "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "gain_se", "c_estimate",
+    "worst_case_decline", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
 TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
+HEADER_LIMIT = 1 << 20  # bytes that the names of all columns have room in
 RECENT_EPISODES = 10  # per seed, averaged into the return that is shown
 
 
@@ -45,13 +46,19 @@ def cell(x: Any) -> str:
     return str(int(x)) if isinstance(x, int | np.integer | np.bool_) else f"{float(x):.9g}"
 
 
+Row = dict[str, Any]  # one seed's numbers of one iteration, by column
+
+
 class Table:
     """A CSV file that grows by rows; rows that a full disk refuses are kept in memory and written later."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], size: int | None = None):
-        """Start the file with its header, or cut it back to a size it once had and continue from there."""
-        self.path, self.pending, self.size = path, b"", size or 0
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        """Start the file with its header, or cut it back to a size it once had and continue from there.
+
+        A file that is continued keeps the columns of its own header: an earlier version may have written others.
+        """
+        self.path, self.columns, self.pending, self.size = path, columns, b"", size or 0
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.fd = os.open(path, flags | (os.O_CREAT | os.O_TRUNC if size is None else 0), 0o666)
         except OSError as error:
@@ -65,6 +72,7 @@ class Table:
         if found < size:
             os.close(self.fd)
             raise FileError(f"{path} was cut short (expected at least {size} bytes, found {found}); restore it")
+        self.columns = tuple(os.pread(self.fd, HEADER_LIMIT, 0).partition(b"\n")[0].decode(errors="replace").split(","))
         os.ftruncate(self.fd, size)
         os.lseek(self.fd, size, os.SEEK_SET)
 
@@ -77,6 +85,10 @@ class Table:
         self.pending += text.getvalue().encode()
         with suppress(OSError):
             self.flush()
+
+    def add_named(self, rows: Iterable[Row]) -> None:
+        """Append rows by column: nothing where a row lacks one of the file's, and what the file lacks is left out."""
+        self.add([row.get(name) for name in self.columns] for row in rows)
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
@@ -107,9 +119,6 @@ class Fault(TypedDict):
 
     iteration: int
     stage: str
-
-
-Row = dict[str, Any]  # one seed's numbers of one iteration, by column
 
 
 class RunTables:
@@ -162,8 +171,8 @@ class RunTables:
             (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length in ended[p]
         )
         rows = {p: self._row(it, p, seed, [total for _, total, _ in ended[p]]) for p, seed in alive}
-        self.tables["metrics"].add([row[name] for name in METRICS] for row in rows.values())
-        self.tables["audit"].add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows.values())
+        self.tables["metrics"].add_named(rows.values())
+        self.tables["audit"].add_named(rows.values())
         seconds = time.perf_counter() - self.start
         self.tables["timing"].add([(it.number, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
         return self._measured(rows)
@@ -182,6 +191,7 @@ class RunTables:
         """Return one seed's numbers of an iteration, by column."""
         self.recent[p].extend(returns)
         row = {name: value[p] for name, value in (it.audit._asdict() | it.metrics._asdict()).items()}
+        row |= {f"tv_age_{i}": tv for i, tv in enumerate(row["tv_age"])}
         row |= {"seed": seed, "iteration": it.number, "steps": self.steps[p]}
         return row | {"episode_return": np.mean(returns) if returns else None}
 
