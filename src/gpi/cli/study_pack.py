@@ -12,6 +12,7 @@ from gpi.errors import UsageError
 from gpi.study.gathered import gathered, merge
 from gpi.study.results import Result, merged, write_pack
 from gpi.study.sources import read_source
+from gpi.training.progress import plural
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -45,7 +46,7 @@ def run_pack(parsed: argparse.Namespace) -> int:
     write_pack(parsed.out, taken)
     print(f"{parsed.out}: {in_words(taken)}, {parsed.out.stat().st_size / 1e6:.2f} MB")
     if len(taken) < len(found):
-        print(f"left out: {count(len(found) - len(taken), 'run')} that have not ended; --all takes them too")
+        print(f"left out: {plural(len(found) - len(taken), 'run')} that have not ended; --all takes them too")
     return 0
 
 
@@ -81,7 +82,7 @@ def run_merge(parsed: argparse.Namespace) -> int:
         if unfinished:
             print(f"of these {unfinished} have not ended: complete ones take their place when they come")
     if done.known:
-        print(f"{count(done.known, 'result')} {'was' if done.known == 1 else 'were'} there already")
+        print(f"{plural(done.known, 'result')} {'was' if done.known == 1 else 'were'} there already")
     return 0
 
 
@@ -89,10 +90,5 @@ def in_words(results: Sequence[Result]) -> str:
     """Say how much there is of results."""
     tasks, arms = {one.config.short_task for one in results}, {one.key.partition(", ")[2] for one in results}
     seeds = sum(one.config.seeds for one in results)
-    return ", ".join([count(len(results), "result"), count(len(tasks), "task"), count(len(arms), "arm"),
-                      count(seeds, "seed")])  # fmt: skip
-
-
-def count(number: int, what: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return ", ".join([plural(len(results), "result"), plural(len(tasks), "task"), plural(len(arms), "arm"),
+                      plural(seeds, "seed")])  # fmt: skip

@@ -18,8 +18,9 @@ from gpi.study.sections.coverage import coverage_section
 from gpi.study.sections.missing import commands_of, missing_section, unasked, versions_of
 from gpi.study.sections.paper import paper_section, sparsity_section
 from gpi.study.sections.runs import curves_section, lost_section
-from gpi.study.sections.words import FINAL, Material, listed, plural
+from gpi.study.sections.words import FINAL, Material, listed
 from gpi.study.sparsity import random_returns
+from gpi.training.progress import plural
 
 TITLE = "Study"
 

@@ -87,6 +87,11 @@ def return_of(report: Report, digits: int) -> str:
     return f"return {mean} [{low}, {high}]" if len(report.returns) > 1 else f"return {mean}"
 
 
+def plural(number: int, word: str) -> str:
+    """Return a number of things."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
 def thousands(x: float) -> str:
     """Return a number in about four digits, such as 2,048 and 204.8k."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):

@@ -26,12 +26,12 @@ from gpi.study.engine.compile_cache import CompileCache, stamp
 from gpi.study.engine.locks import take
 from gpi.study.engine.machine_layout import Places
 from gpi.study.engine.programs import Compiled, program_of
-from gpi.study.engine.queue import Running, Waiting, names_of, next_gpu
+from gpi.study.engine.queue import Running, Waiting, next_gpu
 from gpi.study.engine.runners import RunnerFile
 from gpi.study.engine.screen import Screen, Standing
 from gpi.study.engine.speeds import Speeds
 from gpi.study.engine.stopping import SAVING, Stop
-from gpi.training.progress import clock
+from gpi.training.progress import clock, plural
 
 TICK, LOOK, BEAT = 0.1, 1.0, 3.0  # seconds between looks at processes, at their tables, and words to other runners
 ELSEWHERE = 5.0  # seconds before a job that another runner has is tried again
@@ -293,7 +293,7 @@ class Engine:
         """Let all jobs save and end when the runner is to end; kill them when that must be now."""
         if stop.asked and not self.stopping:
             self.stopping = True
-            why = f"{names_of(self.running)} save" if self.running else "nothing runs"
+            why = f"{plural(len(self.running), 'job')} save" if self.running else "nothing runs"
             self.screen.say(f"{stop.why}: {why}" + ("; Ctrl-C once more kills them" if self.running else ""))
             for one in self.running:
                 one.process.terminate()

@@ -65,8 +65,3 @@ def next_gpu(gpus: Sequence[str], running: Sequence[Running]) -> str:
         return ""
     used = Counter(one.gpu for one in running)
     return min(gpus, key=lambda gpu: used[gpu])
-
-
-def names_of(running: Sequence[Running]) -> str:
-    """Return the number of jobs in words."""
-    return f"{len(running)} job{'s' * (len(running) != 1)}"

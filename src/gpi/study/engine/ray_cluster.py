@@ -27,6 +27,7 @@ from gpi.requirements import satisfies
 from gpi.standalone import Facts
 from gpi.study.directory import Layout
 from gpi.study.engine import ray_worker
+from gpi.training.progress import plural
 
 VERSIONS = ">=2.57"  # older ones leave processes behind when a worker is killed
 QUIET = {
@@ -234,7 +235,7 @@ def require_usable(nodes: Sequence[Node], layout: Layout) -> list[Node]:
     found = usable(nodes, layout)
     if not found:
         most = max((node.cpus for node in nodes), default=0)
-        needs = f"{layout.cores} core{'s' * (layout.cores > 1)}{' and a GPU' * (layout.platform == 'gpu')}"
+        needs = f"{plural(layout.cores, 'core')}{' and a GPU' * (layout.platform == 'gpu')}"
         raise UsageError(
             f"a job needs {needs}, no node of {len(nodes)} has that (cores: {most} at most); add one that does"
         )

@@ -49,7 +49,7 @@ from gpi.study.engine.runners import RunnerFile, read_runners, runner_file
 from gpi.study.engine.screen import Screen, Standing
 from gpi.study.engine.stopping import Stop, stoppable
 from gpi.study.gathered import covered
-from gpi.training.progress import clock
+from gpi.training.progress import clock, plural
 
 TICK, LOOK = 0.2, 2.0  # seconds between looks at tasks, and at the directory and the nodes
 LOCK = "ray.lock"
@@ -178,10 +178,10 @@ class RayEngine:
         """Say what is about to run, and where."""
         share = gpu_share(nodes, self.study.layout)
         layout, room = self.study.layout, slots(nodes, self.study.layout, share)
-        each = f"{layout.cores} core{'s' * (layout.cores > 1)}{f' and {share:g} of a GPU' * (share > 0)} each"
+        each = f"{plural(layout.cores, 'core')}{f' and {share:g} of a GPU' * (share > 0)} each"
         self.screen.say(
-            f"{self.study.name}: {jobs} jobs, {self.done} done; Ray {self.ray.__version__} with {len(nodes)} "
-            f"node{'s' * (len(nodes) > 1)}: {room} side by side, {each}; writing {self.study.path}"
+            f"{self.study.name}: {jobs} jobs, {self.done} done; Ray {self.ray.__version__} with "
+            f"{plural(len(nodes), 'node')}: {room} side by side, {each}; writing {self.study.path}"
         )
 
     def run(self, stop: Stop) -> None:

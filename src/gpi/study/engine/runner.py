@@ -24,7 +24,7 @@ from gpi.study.engine.speeds import Speeds
 from gpi.study.engine.stopping import stoppable
 from gpi.study.gathered import covered
 from gpi.training.devices import compilation_cache
-from gpi.training.progress import clock, thousands
+from gpi.training.progress import clock, plural, thousands
 
 SOME_FAILED, TIME_UP = 8, 9  # exit codes
 
@@ -118,30 +118,26 @@ def measured(study: StudyDir, jobs: Sequence[Job]) -> Speeds:
 def announce(screen: Screen, study: StudyDir, jobs: Sequence[Job], todo: Sequence[Job], here: Places) -> None:
     """Say what is about to run, and where."""
     layout = study.layout
-    each = f"{layout.cores} core{'s' * (layout.cores > 1)} each{', sharing the GPU' * (layout.platform == 'gpu')}"
+    each = f"{plural(layout.cores, 'core')} each{', sharing the GPU' * (layout.platform == 'gpu')}"
     screen.say(
-        f"{study.name}: {count(len(jobs))}, {len(jobs) - len(todo)} done; {here.number} side by side, {each}; "
+        f"{study.name}: {plural(len(jobs), 'job')}, {len(jobs) - len(todo)} done; {here.number} side by side, {each}; "
         f"writing {study.path}"
     )
     if here.note:
         screen.say(f"note: {here.note}")
     again = sum(study.failure(job).exists() for job in todo)
     if again:
-        screen.say(f"note: {again} job{'s' * (again > 1)} that had been set aside get one more attempt")
-
-
-def count(jobs: int) -> str:
-    """Return a number of jobs in words."""
-    return f"{jobs} job{'s' * (jobs != 1)}"
+        screen.say(f"note: {plural(again, 'job')} that had been set aside get one more attempt")
 
 
 def summary(ended: Ended, command: str) -> list[str]:
     """Return the lines that end a runner's output: what is done, what is not, and what to do next."""
     rate = f", {thousands(ended.steps / ended.seconds)} steps/s" if ended.steps and ended.seconds > 0 else ""
-    lines = [f"{ended.done} of {count(ended.jobs)} done; {clock(ended.seconds)}, {thousands(ended.steps)} steps{rate}"]
+    took = f"{clock(ended.seconds)}, {thousands(ended.steps)} steps{rate}"
+    lines = [f"{ended.done} of {plural(ended.jobs, 'job')} done; {took}"]
     lines += [f"set aside: {name}: {failure.line}" for name, failure in ended.failed.items()]
     if ended.elsewhere:
-        lines.append(f"{ended.elsewhere} job{'s' * (ended.elsewhere > 1)} left to other runners of this directory")
+        lines.append(f"{plural(ended.elsewhere, 'job')} left to other runners of this directory")
     if ended.left:
         why = "interrupted" if ended.signal else "time is up" if ended.time_up else "no other job would end in time"
         lines.append(f"{why}, all saved; `{command}` goes on")

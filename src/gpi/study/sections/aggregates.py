@@ -10,7 +10,7 @@ from gpi.envs import dmc
 from gpi.report.blocks import Chart, Line, Section, Table
 from gpi.study.intervals import Interval, Strata, interval, strata_of
 from gpi.study.sections.pairs import Pair, pairs_of
-from gpi.study.sections.words import FINAL, INTERVALS, Material, bounds_of, plural
+from gpi.study.sections.words import FINAL, INTERVALS, Material, bounds_of
 from gpi.study.statistics import (
     AGGREGATES,
     SCALE,
@@ -18,6 +18,7 @@ from gpi.study.statistics import (
     performance_profile,
     probability_of_improvement,
 )
+from gpi.training.progress import plural
 
 TAUS = np.arange(0.0, SCALE + 1.0, 25.0)
 GROUPS_LIMIT = 4

@@ -22,8 +22,9 @@ from gpi.study.claims import (
     readings_of,
 )
 from gpi.study.frame import FINISHED
-from gpi.study.sections.words import FINAL, NO_LEARNING, Material, plural, slug
+from gpi.study.sections.words import FINAL, NO_LEARNING, Material, slug
 from gpi.study.theory_claims import theory_claims
+from gpi.training.progress import plural
 
 COLUMNS = ("claim", "paper", "ours", "95 % interval", "verdict", "judged by")
 PAPER_ARMS = {name for one, other in PAIRS.values() for name in (one, *(f"{other}-kappa{kappa}" for kappa in KAPPAS))}

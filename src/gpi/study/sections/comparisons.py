@@ -11,8 +11,9 @@ from gpi.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.frame import kappa_of, reuses
 from gpi.study.sections.aggregates import all_aggregates, improvement_row
 from gpi.study.sections.pairs import Pair, controls_of, pairs_of, settings_of
-from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, mean_of, plural, slug
+from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, mean_of, slug
 from gpi.study.statistics import SPLITS_LIMIT, differences
+from gpi.training.progress import plural
 
 CERTAIN = 0.05
 P_NOTE = (

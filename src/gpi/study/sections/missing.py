@@ -13,7 +13,8 @@ from gpi.report.blocks import Section, Table, Tags
 from gpi.study.definition import Job
 from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED, reuses
 from gpi.study.results import NOT_OF_ARM, key_of
-from gpi.study.sections.words import Material, listed, plural
+from gpi.study.sections.words import Material, listed
+from gpi.training.progress import plural
 
 Row = tuple[str | int | float | None, ...]
 ABSENT = "no result"

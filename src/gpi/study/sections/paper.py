@@ -23,10 +23,10 @@ from gpi.study.sections.words import (
     Material,
     listed,
     mean_of,
-    plural,
     slug,
 )
 from gpi.study.statistics import welch
+from gpi.training.progress import plural
 
 FIXED = "1"
 

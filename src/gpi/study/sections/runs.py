@@ -7,8 +7,9 @@ import numpy as np
 from gpi.report.blocks import Chart, Line, Section, Table
 from gpi.rundir.course import BIN, Course, course
 from gpi.study.frame import FINISHED, Seed
-from gpi.study.sections.words import Material, bounds_of, plural, slug
+from gpi.study.sections.words import Material, bounds_of, slug
 from gpi.study.statistics import reach_of
+from gpi.training.progress import plural
 
 POINTS = 100
 LOST = (

@@ -85,8 +85,3 @@ def slug(text: str) -> str:
 def listed(words: Sequence[str]) -> str:
     """Return words as a list in a sentence."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def plural(number: int, word: str) -> str:
-    """Return a number of things."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
