@@ -456,15 +456,6 @@ def test_a_table_is_cut_back_to_where_it_was(tmp_path: Path):
     table.close()
 
 
-def test_a_table_that_is_continued_keeps_the_columns_it_has(tmp_path: Path):
-    """An earlier version may have had fewer, or others."""
-    (tmp_path / "t.csv").write_text("a,old,c\n1,2,3\n")
-    table = Table(tmp_path / "t.csv", ("a", "new", "c"), 14)
-    table.add_named([{"a": 4, "new": 5, "c": 6}])
-    table.close()
-    assert (tmp_path / "t.csv").read_text() == "a,old,c\n1,2,3\n4,,6\n"
-
-
 def full_at(name: str, passage: int) -> Any:
     """Return a trap that finds the disk full at one passage of a failpoint."""
     return failpoints.Trap(name, passage, True, itertools.count(1))

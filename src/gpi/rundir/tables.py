@@ -31,11 +31,11 @@ METRICS = (
 )  # fmt: skip
 AUDIT = (
     "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held", "kl",
-    "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "gain_se", "c_estimate",
-    "worst_case_decline", "normaliser_tv", "fraction", "budget_exhausted",
+    "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "gain_se", "c_estimate", "worst_case_decline",
+    "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
 TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
-HEADER_LIMIT = 1 << 20  # bytes that the names of all columns have room in
+HEADER_LIMIT = 1 << 16  # bytes of a table's first line
 RECENT_EPISODES = 10  # per seed, averaged into the return that is shown
 
 
@@ -46,17 +46,11 @@ def cell(x: Any) -> str:
     return str(int(x)) if isinstance(x, int | np.integer | np.bool_) else f"{float(x):.9g}"
 
 
-Row = dict[str, Any]  # one seed's numbers of one iteration, by column
-
-
 class Table:
     """A CSV file that grows by rows; rows that a full disk refuses are kept in memory and written later."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], size: int | None = None):
-        """Start the file with its header, or cut it back to a size it once had and continue from there.
-
-        A file that is continued keeps the columns of its own header: an earlier version may have written others.
-        """
+        """Start the file with its header, or cut it back to a size it once had and continue from there."""
         self.path, self.columns, self.pending, self.size = path, columns, b"", size or 0
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -72,9 +66,19 @@ class Table:
         if found < size:
             os.close(self.fd)
             raise FileError(f"{path} was cut short (expected at least {size} bytes, found {found}); restore it")
-        self.columns = tuple(os.pread(self.fd, HEADER_LIMIT, 0).partition(b"\n")[0].decode(errors="replace").split(","))
+        self.columns = self._header(columns)
         os.ftruncate(self.fd, size)
         os.lseek(self.fd, size, os.SEEK_SET)
+
+    def _header(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the columns that the file has: an earlier version may have begun it with fewer, and keeps them."""
+        line = os.pread(self.fd, min(self.size, HEADER_LIMIT), 0).decode(errors="replace").partition("\n")[0]
+        found = tuple(line.split(","))
+        unknown = [name for name in found if name not in columns]
+        if unknown:
+            os.close(self.fd)
+            raise FileError(f"{self.path} has a column {unknown[0][:40]!r} that this version does not know; restore it")
+        return found
 
     def add(self, rows: Iterable[Iterable[Any]]) -> None:
         """Append rows."""
@@ -85,10 +89,6 @@ class Table:
         self.pending += text.getvalue().encode()
         with suppress(OSError):
             self.flush()
-
-    def add_named(self, rows: Iterable[Row]) -> None:
-        """Append rows by column: nothing where a row lacks one of the file's, and what the file lacks is left out."""
-        self.add([row.get(name) for name in self.columns] for row in rows)
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
@@ -119,6 +119,9 @@ class Fault(TypedDict):
 
     iteration: int
     stage: str
+
+
+Row = dict[str, Any]  # one seed's numbers of one iteration, by column
 
 
 class RunTables:
@@ -171,8 +174,10 @@ class RunTables:
             (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length in ended[p]
         )
         rows = {p: self._row(it, p, seed, [total for _, total, _ in ended[p]]) for p, seed in alive}
-        self.tables["metrics"].add_named(rows.values())
-        self.tables["audit"].add_named(rows.values())
+        audits = [row | audit_of(it, p) for p, row in rows.items()]
+        for name, found in (("metrics", rows.values()), ("audit", audits)):
+            table = self.tables[name]
+            table.add([row[column] for column in table.columns] for row in found)
         seconds = time.perf_counter() - self.start
         self.tables["timing"].add([(it.number, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
         return self._measured(rows)
@@ -188,10 +193,9 @@ class RunTables:
         return frozen
 
     def _row(self, it: Iteration, p: int, seed: int, returns: list[float]) -> Row:
-        """Return one seed's numbers of an iteration, by column."""
+        """Return one seed's measurements of an iteration, by column of metrics.csv."""
         self.recent[p].extend(returns)
-        row = {name: value[p] for name, value in (it.audit._asdict() | it.metrics._asdict()).items()}
-        row |= {f"tv_age_{i}": tv for i, tv in enumerate(row["tv_age"])}
+        row = {name: value[p] for name, value in it.metrics._asdict().items()}
         row |= {"seed": seed, "iteration": it.number, "steps": self.steps[p]}
         return row | {"episode_return": np.mean(returns) if returns else None}
 
@@ -224,6 +228,12 @@ class RunTables:
     def faults(self) -> str:
         """Describe which seeds are frozen, since when, and why."""
         return describe(self.frozen)
+
+
+def audit_of(it: Iteration, p: int) -> Row:
+    """Return one seed's audit of an iteration, by column of audit.csv: its estimates of TV are not those of metrics."""
+    row = {name: value[p] for name, value in it.audit._asdict().items()}
+    return row | {f"tv_age_{i}": x for i, x in enumerate(row.pop("tv_age"))}
 
 
 def slowest(seeds: Iterable[int], steps: Sequence[int], frozen: Container[str]) -> int:
