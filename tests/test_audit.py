@@ -246,7 +246,8 @@ def test_the_audit_measures_one_step_by_samples_and_by_distributions():
     for drift in (0.05, 5.0):  # with the second nothing passes
         old, new, m, s = update("trpo", "strict", 0, drift=drift)
         theta_k, theta = old.policy.params, new.policy.params
-        found = audit_as_trained(theta_k, theta, s, m, hyper(NU, 0.1), jnp.float32(1.0))
+        done = jnp.zeros((4, s.weight.size // 4, 1), jnp.bool_)
+        found = audit_as_trained(theta_k, theta, s, done, m, hyper(NU, 0.1), jnp.float32(1.0))
         if m.fraction == 0:
             assert found.tv == 0 and found.tv_closed == 0 and found.penalty > EPS / 2 and not found.penalty_held
             continue
@@ -311,3 +312,39 @@ def test_frozen_statistics_no_longer_move_the_policy(tmp_path: Path):
     for seed in ("0", "1"):
         moved = [float(row["normaliser_tv"]) for row in read_rows(run.dir / "audit.csv") if row["seed"] == seed]
         assert len(moved) == 4 and all(x > 0 for x in moved[:2]) and moved[2:] == [0.0, 0.0]
+
+
+# --- the gain, and how sure it is ------------------------------------------------------------------------------------
+
+
+def test_the_error_of_the_gain_is_that_of_episodes_not_of_samples():
+    """Against loops over episodes; and over many batches it is the spread of the gain itself."""
+    gain_error, rng = fast_jit(audit.gain_error), np.random.default_rng(0)
+    M, T, E = 3, 40, 2
+    done, valid = rng.random((M, T, E)) < 0.1, rng.random((M, T, E)) < 0.9
+    level = rng.normal(0, 1, (300, M, T, E))  # of an episode, given to all its samples below
+    weight = valid * rng.choice([0.5, 1.0], (M, 1, 1))
+    weight *= weight.size / weight.sum()
+    episodes: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+    for i, e in np.ndindex(M, E):
+        number = 0
+        for t in range(T):
+            episodes.setdefault((i, e, number), []).append((i, t, e))
+            number += done[i, t, e]
+    found, gains = [], []
+    for batch in level:
+        gain = rng.normal(0, 0.1, (M, T, E))
+        for rows in episodes.values():
+            for row in rows:
+                gain[row] += batch[rows[0]]
+        flat = [jnp.asarray(x.reshape(-1), jnp.float32) for x in (gain, weight)]
+        found.append(float(gain_error(*flat, jnp.asarray(done))))
+        gains.append((weight * gain).mean())
+        if len(found) == 1:
+            share = {key: sum(weight[row] for row in rows) / weight.size for key, rows in episodes.items()}
+            part = {key: sum(weight[row] * gain[row] for row in rows) / weight.size for key, rows in episodes.items()}
+            squares = sum((part[key] - share[key] * gains[0]) ** 2 for key in episodes)
+            assert found[0] == pytest.approx(np.sqrt(squares / (1 - sum(x**2 for x in share.values()))), rel=1e-4)
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(np.std(gains), rel=0.15)
+    one = jnp.zeros((1, 60, 1), bool)
+    assert np.isnan(gain_error(flat[0][:60], jnp.ones(60, jnp.float32), one)), "one episode has no spread"

@@ -37,6 +37,7 @@ class Audit(NamedTuple):
     kl_held: Bool[Array, ""]
     ess_realised: Float[Array, ""]  # effective sample size with the importance ratios
     surrogate_gain: Float[Array, ""]  # of the surrogate of eq (7), raw reward units
+    gain_se: Float[Array, ""]  # its standard error, from the spread between episodes; NaN with less than two
     c_estimate: Float[Array, ""]  # the C of eq (3), estimated: 99th percentile of |A|, raw reward units
     worst_case_decline: Float[Array, ""]  # eps gamma C / (1 - gamma)², eq (3), with that estimate
     normaliser_tv: Float[Array, ""]  # TV that the normaliser's update moved the policy by, on the newest batch
@@ -58,6 +59,22 @@ def realised_ess(s: Sample) -> Float[Array, ""]:
     """Return the effective sample size with the importance ratios to pi_k: (sum w rho)² / sum (w rho)²."""
     x = s.weight * s.rho
     return jnp.sum(x) ** 2 / jnp.sum(x**2)
+
+
+def gain_error(gain: Float[Array, " S"], weight: Float[Array, " S"], done: Bool[Array, "M T E"]) -> Float[Array, ""]:
+    """Return the standard error of the mean of `gain` when not samples but episodes are independent; NaN with one.
+
+    Episodes are the clusters of a weighted mean G: the variance is sum (Y_c - W_c G)² / (1 - sum W_c²), with Y_c what
+    episode c adds to G and W_c its share of the weight. An episode that two batches share counts as two.
+    """
+    past = jnp.cumsum(done.astype(jnp.int32), axis=1) - done.astype(jnp.int32)  # a row that ends an episode is its own
+    slots = jnp.arange(done.shape[0] * done.shape[2], dtype=jnp.int32).reshape(done.shape[0], 1, done.shape[2])
+    episode = (slots * done.shape[1] + past).reshape(-1)
+    share = weight / weight.size
+    W, Y = (jax.ops.segment_sum(x, episode, num_segments=weight.size) for x in (share, share * gain))
+    G, left = jnp.sum(Y), 1.0 - jnp.sum(W**2)
+    enough = left > 1e-4  # beyond the rounding of a single episode's weight
+    return jnp.where(enough, jnp.sqrt(jnp.sum((Y - W * G) ** 2) / jnp.where(enough, left, 1.0)), jnp.nan)
 
 
 def high_advantage(s: Sample) -> Float[Array, ""]:
@@ -86,8 +103,11 @@ def normaliser_tv(before: tuple[Theta, Normaliser], after: tuple[Theta, Normalis
     return jnp.sum(rows * old.tv(new)) / jnp.maximum(jnp.sum(rows), 1.0)
 
 
-def audit(theta_k: Theta, theta: Theta, s: Sample, m: Metrics, hyper: Hyper, scale: Float[Array, ""]) -> Audit:
-    """Measure every bound of one update; `scale` turns normalised rewards into raw ones."""
+def audit(
+    theta_k: Theta, theta: Theta, s: Sample, done: Bool[Array, "M T E"], m: Metrics, hyper: Hyper,
+    scale: Float[Array, ""],
+) -> Audit:  # fmt: skip
+    """Measure every bound of one update; `done` ends episodes, `scale` turns normalised rewards into raw ones."""
     logp, logp_k = log_pi(theta, s.obs, s.action), log_pi(theta_k, s.obs, s.action)
     moved = m.fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
     penalty, tv = objectives.bounded_penalty(logp, s), jnp.where(moved, objectives.bounded_one_step_tv(logp, s), 0.0)
@@ -106,6 +126,7 @@ def audit(theta_k: Theta, theta: Theta, s: Sample, m: Metrics, hyper: Hyper, sca
         kl_held=m.kl <= kl_bound,
         ess_realised=realised_ess(s),
         surrogate_gain=scale * (objectives.surrogate(logp, s) - objectives.surrogate(logp_k, s)),
+        gain_se=scale * gain_error((objectives.ratio_to(logp, s.logp_i) - s.rho) * s.adv, s.weight, done),
         c_estimate=C,
         worst_case_decline=hyper.eps * hyper.gamma * C / (1.0 - hyper.gamma) ** 2,
         normaliser_tv=jnp.zeros(()),  # `normaliser_tv` knows it

@@ -121,7 +121,7 @@ def audited(iterate: Iterate) -> Audited:
         before, after = (theta, state.normaliser), (new.agent.policy.params, new.normaliser)
         moved = normaliser_tv(before, after, raw)
         scale = scaling_of(state.normaliser.returns).scale
-        report = audit(theta_k, theta, trace.sample, trace.metrics, hyper, scale)
+        report = audit(theta_k, theta, trace.sample, new.buffer.rollout.done, trace.metrics, hyper, scale)
         return new, trace, report._replace(normaliser_tv=moved)
 
     return step

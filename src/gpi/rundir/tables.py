@@ -31,7 +31,7 @@ METRICS = (
 )  # fmt: skip
 AUDIT = (
     "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held",
-    "tv_closed", "kl", "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "c_estimate",
+    "tv_closed", "kl", "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "gain_se", "c_estimate",
     "worst_case_decline", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
 KEPT = ("kept_return", "undone")  # of audit.csv, where what was learned is kept

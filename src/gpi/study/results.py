@@ -21,6 +21,7 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError
 from gpi.report.audit import summarise
+from gpi.rundir.course import BIN, BINS_LIMIT, curve_of
 from gpi.rundir.done import read_done
 from gpi.rundir.resume import FREE
 from gpi.rundir.run import Run, final_performance, open_run
@@ -28,11 +29,8 @@ from gpi.standalone import Facts
 
 FORMAT = "gpi-study-1"
 SIZE_LIMIT = 1 << 28
-BIN = 10_000  # steps of a point of a curve
-BINS_LIMIT = 100_000
 POINTS_LIMIT = 10_000_000  # of all seeds' curves
 NOT_OF_ARM = ("task", "seed", "seeds", "threads", "backend", *FREE)  # settings that make no other arm
-COUNT, MEAN, SQUARE = range(3)  # the parts of a curve's point: episodes, their mean, the mean of their squares
 
 
 @dataclass(frozen=True)
@@ -89,14 +87,6 @@ def read_result(directory: str | Path) -> Result:
         tuple(map(str, about.get("devices", []))),
         done.get("complete") is True and max(taken) >= config.steps,  # while it is extended, DONE is still the old one
     )  # fmt: skip
-
-
-def curve_of(steps: np.ndarray, returns: np.ndarray, bins: int) -> np.ndarray:
-    """Return one seed's learning curve in bins of 10,000 steps, `[bins, 3]`; mean and square are 0 in an empty bin."""
-    place = np.clip((steps - 1) // BIN, 0, bins - 1).astype(np.int64)
-    count = np.bincount(place, minlength=bins).astype(np.float64)
-    sums = [np.bincount(place, weights=x, minlength=bins) for x in (returns, returns**2)]
-    return np.stack([count, *(x / np.maximum(count, 1.0) for x in sums)], axis=-1).astype(np.float32)
 
 
 def audit_of(run: Run) -> Facts:
