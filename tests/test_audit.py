@@ -253,7 +253,13 @@ def test_the_audit_measures_one_step_by_samples_and_by_distributions():
             continue
         apart = distance(theta_k.distribution(s.obs), theta.distribution(s.obs))
         assert float(found.tv_closed) == pytest.approx(float(jnp.vdot(s.weight, apart)) / s.weight.size, rel=1e-5)
-        assert 0.5 * found.tv < found.tv_closed < 2 * found.tv, "few samples, but of the same distance"
+        assert found.tv <= found.tv_closed < 2 * found.tv, "few samples, but of the same distance"
+        change = surrogate(log_pi(theta, s), s) - surrogate(log_pi(theta_k, s), s)
+        assert float(found.surrogate_gain) == pytest.approx(float(change), rel=0.05, abs=1e-4)
+        wild = s._replace(rho=s.rho.at[5].set(1e6), adv=s.adv.at[5].set(1.0))  # nearly impossible for pi_{k-i}
+        tail = audit_as_trained(theta_k, theta, wild, done, m, hyper(NU, 0.1), jnp.float32(1.0))
+        assert tail.tv == tail.tv_closed == found.tv_closed and tail.tv_held, "no sample takes it beyond its bound"
+        assert abs(float(tail.surrogate_gain - found.surrogate_gain)) < 5 / s.weight.size and tail.gain_se < 0.1
         assert found.penalty_held and 0 < found.penalty <= EPS / 2
 
 

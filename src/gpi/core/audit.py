@@ -29,14 +29,14 @@ class Audit(NamedTuple):
     penalty: Float[Array, ""]  # the nu-mean of tv_age, left side of eq (11)
     penalty_bound: Float[Array, ""]  # eps/2, eq (11)
     penalty_held: Bool[Array, ""]
-    tv: Float[Array, ""]  # the one-step TV, from samples
+    tv: Float[Array, ""]  # the one-step TV, from samples; never above `tv_closed`
     tv_bound: Float[Array, ""]  # eps_gpi/2, eq (7)
     tv_held: Bool[Array, ""]
     tv_closed: Float[Array, ""]  # the one-step TV or a bound on it, from the distributions: no action is sampled
     kl_bound: Float[Array, ""]  # delta, of KL(pi_k‖pi_{k+1}), eq (16)
     kl_held: Bool[Array, ""]
     ess_realised: Float[Array, ""]  # effective sample size with the importance ratios
-    surrogate_gain: Float[Array, ""]  # of the surrogate of eq (7), raw reward units
+    surrogate_gain: Float[Array, ""]  # of the surrogate of eq (7), without heavy tails, raw reward units
     gain_se: Float[Array, ""]  # its standard error, from the spread between episodes; NaN with less than two
     c_estimate: Float[Array, ""]  # the C of eq (3), estimated: 99th percentile of |A|, raw reward units
     worst_case_decline: Float[Array, ""]  # eps gamma C / (1 - gamma)², eq (3), with that estimate
@@ -108,9 +108,12 @@ def audit(
     scale: Float[Array, ""],
 ) -> Audit:  # fmt: skip
     """Measure every bound of one update; `done` ends episodes, `scale` turns normalised rewards into raw ones."""
-    logp, logp_k = log_pi(theta, s.obs, s.action), log_pi(theta_k, s.obs, s.action)
+    logp = log_pi(theta, s.obs, s.action)
     moved = m.fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
-    penalty, tv = objectives.bounded_penalty(logp, s), jnp.where(moved, objectives.bounded_one_step_tv(logp, s), 0.0)
+    penalty, gain = objectives.bounded_penalty(logp, s), objectives.gains(logp, s)
+    closed = jnp.where(moved, closed_tv(theta_k, theta, s), 0.0)
+    # (rho - ratio)+ has the tail of rho, a few times in a thousand updates; the distance is never above `closed`.
+    tv = jnp.minimum(jnp.where(moved, objectives.bounded_one_step_tv(logp, s), 0.0), closed)
     C = scale * high_advantage(s)
     penalty_bound, tv_bound, kl_bound = 0.5 * hyper.eps, 0.5 * m.eps_gpi, delta(m.eps_gpi)
     return Audit(
@@ -121,12 +124,12 @@ def audit(
         tv=tv,
         tv_bound=tv_bound,
         tv_held=tv <= tv_bound,
-        tv_closed=jnp.where(moved, closed_tv(theta_k, theta, s), 0.0),
+        tv_closed=closed,
         kl_bound=kl_bound,
         kl_held=m.kl <= kl_bound,
         ess_realised=realised_ess(s),
-        surrogate_gain=scale * (objectives.surrogate(logp, s) - objectives.surrogate(logp_k, s)),
-        gain_se=scale * gain_error((objectives.ratio_to(logp, s.logp_i) - s.rho) * s.adv, s.weight, done),
+        surrogate_gain=scale * mean(gain, s.weight),
+        gain_se=scale * gain_error(gain, s.weight, done),
         c_estimate=C,
         worst_case_decline=hyper.eps * hyper.gamma * C / (1.0 - hyper.gamma) ** 2,
         normaliser_tv=jnp.zeros(()),  # `normaliser_tv` knows it

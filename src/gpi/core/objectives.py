@@ -31,6 +31,11 @@ def cautious_gain(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     return mean(jnp.minimum(change, jnp.where(s.adv > 0.0, 1.0, jnp.inf)) * s.adv, s.weight)
 
 
+def gains(logp: Float[Array, " S"], s: Sample) -> Float[Array, " S"]:
+    """What each sample adds to the surrogate of eq (7), without heavy tails: (ratio - rho)·A, ratio - rho within ±1."""
+    return jnp.clip(ratio_to(logp, s.logp_i) - s.rho, -1.0, 1.0) * s.adv
+
+
 def clipped_surrogate(logp: Float[Array, " S"], s: Sample, eps: Float[Array, ""]) -> Float[Array, ""]:
     """The GePPO objective, eq (14): E[min(ratio·A, clip(ratio, rho-eps, rho+eps)·A)]; PPO's eq (13) when rho = 1."""
     ratio = ratio_to(logp, s.logp_i)
