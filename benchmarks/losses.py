@@ -172,7 +172,7 @@ def figure(parsed: argparse.Namespace) -> None:
             axes[0, 1].plot(*zip(*points, strict=True), color=colour, lw=1, alpha=0.8)
         label = "statistics move (paper)" if run["normaliser"] == "paper" else f"fixed from {run['frozen_from']:,} on"
         axes[0, 1].plot([], [], color=colour, label=label)
-        axes[0, 1].set_title(f"{run['task']}, GePPO: the same seeds, twice from the same state", fontsize=10)
+        axes[0, 1].set_title(f"GePPO on {run['task']}, twice from the same state", fontsize=10)
     axes[0, 1].xaxis.set_major_formatter(thousands)
     axes[0, 1].set(xlabel="environment steps", ylabel="return, mean of 10 episodes")
     axes[0, 1].legend(frameon=False, fontsize=8)
