@@ -125,6 +125,11 @@ def loss_rows(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
+def plain(x: float) -> str:
+    """A number in two digits, or whole from 100 on."""
+    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.2g}"
+
+
 def moment_rows(lines: Sequence[Line]) -> list[list[str]]:
     """A row per task, normaliser and phase: medians and ranges over the moments that were measured."""
     rows = []
@@ -134,7 +139,8 @@ def moment_rows(lines: Sequence[Line]) -> list[list[str]]:
 
         def spread(name: str, mine: Sequence[Line] = mine) -> str:
             values = [x[name] for x in mine]
-            return f"{np.median(values):.2g} ({min(values):.2g} to {max(values):.2g})"
+            middle, low, high = (plain(x) for x in (float(np.median(values)), min(values), max(values)))
+            return f"{middle} ({low} to {high})"
 
         rows.append([" ".join(group), str(len(mine)), spread("episode_return"), spread("adv_std"), spread("confirmed"),
                      spread("value_error")])  # fmt: skip

@@ -27,8 +27,8 @@ def change_of(old: Normaliser, new: Normaliser) -> Change:
     """
     before, after = scaling_of(old.obs), scaling_of(new.obs)
     shift = jnp.clip((after.centre - before.centre) / before.scale, -CLIP, CLIP)
-    factor = scaling_of(old.returns).scale / scaling_of(new.returns).scale
-    return Change(jnp.minimum(after.scale / before.scale, CLIP), shift, jnp.minimum(factor, CLIP))
+    stretch, factor = after.scale / before.scale, scaling_of(old.returns).scale / scaling_of(new.returns).scale
+    return Change(jnp.clip(stretch, 1.0 / CLIP, CLIP), shift, jnp.clip(factor, 1.0 / CLIP, CLIP))
 
 
 def inverse(change: Change) -> Change:

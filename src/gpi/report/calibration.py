@@ -76,7 +76,8 @@ def spans_of(run: Run, table: dict[str, np.ndarray]) -> Spans:
     found = []
     for seed in np.unique(table["seed"]):
         mine = {name: table[name][table["seed"] == seed] for name in ("steps", "surrogate_gain")}
-        mine["gain_se"] = table.get("gain_se", 0.0 * table["seed"])[table["seed"] == seed]
+        for name in ("gain_se", "undone"):
+            mine[name] = table.get(name, 0.0 * table["seed"])[table["seed"] == seed]
         found += seed_spans(mine, episodes[episodes[:, 0] == seed, 1:])
     return Spans(*np.array(found, np.float64).reshape(-1, 4).T)
 
@@ -94,8 +95,8 @@ def seed_spans(table: dict[str, np.ndarray], episodes: np.ndarray) -> list[tuple
         middle, end = first + WINDOW, first + 2 * WINDOW
         halves = [episodes[(row >= a) & (row < b)] for a, b in ((first, middle), (middle, end))]
         gains = table["surrogate_gain"][first : end - 1]
-        if min(map(len, halves)) < 2 or not np.isfinite(gains).all():
-            continue
+        if min(map(len, halves)) < 2 or not np.isfinite(gains).all() or table["undone"][first:end].any():
+            continue  # an agent that went back changed by more than its updates
         horizon = np.concatenate(halves)[:, 2].mean()
         before, after = (half[:, 1] for half in halves)
         error = np.sqrt(before.var(ddof=1) / len(before) + after.var(ddof=1) / len(after))

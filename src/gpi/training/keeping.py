@@ -1,7 +1,8 @@
 """Keeping what was learned: an agent whose performance certainly fell goes back to a policy from before the fall.
 
 `gpi.theory.certificate` bounds what the episodes of a window say about its policies. The best lower bound so far is
-kept, with a policy drawn from its window; when another window's upper bound is below it, the loss is certain.
+kept, with a policy drawn from its window; when the upper bound of a window that began later is below it, the loss is
+certain. An earlier one proves nothing: it may hold the failures that the agent has learned from.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Member(NamedTuple):
     episodes: np.ndarray  # counted so far
     since: np.ndarray  # [L], steps at which each window began
     made: np.ndarray  # [L], steps at which each window's draw was the policy
-    kept: np.ndarray  # the best lower bound so far, scaled; 0 says nothing
+    kept: np.ndarray  # the best lower bound since the agent last went back, scaled; 0 says nothing
+    kept_at: np.ndarray  # episodes counted when it was certified
     kept_made: np.ndarray  # steps at which the kept policy was the policy
     undone: np.ndarray  # how often the agent went back
 
@@ -46,6 +48,7 @@ class Fall(NamedTuple):
 
     mean: float  # of its scaled returns
     since: int  # steps at which it began
+    kept: float  # the lower bound that it is below
 
 
 class Seen(NamedTuple):
@@ -60,7 +63,7 @@ class Seen(NamedTuple):
 class Kept(NamedTuple):
     """What an iteration did to keep what was learned, `[P]`."""
 
-    kept_return: np.ndarray  # the best lower bound so far, as a return; NaN before the first
+    kept_return: np.ndarray  # the best lower bound since the agent last went back, as a return; NaN before the first
     undone: np.ndarray  # whether the agent went back
     lines: list[str]  # to tell the user
 
@@ -73,13 +76,14 @@ def snapshot_of(state: State) -> Snapshot:
 def first_member() -> Member:
     """Return an agent before its first episode."""
     zero, zeros = np.zeros((), np.int64), np.zeros(LEVELS, np.int64)
-    return Member(first_windows(), zero, zeros, zeros, np.zeros(()), zero, zero)
+    return Member(first_windows(), zero, zeros, zeros, np.zeros(()), zero, zero, zero)
 
 
 def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndarray]) -> Seen:
     """Return an agent after scaled returns x of pi_k, which is its policy since `steps`.
 
     `draw` gives each level a random number for the n-th episode of the agent. Episodes after a fall are not counted.
+    A fall uses up what was kept: the policy that the agent goes back to is one draw, and must earn its own certificate.
     """
     take, source = np.zeros(LEVELS, np.bool_), NOTHING
     while len(x):
@@ -90,13 +94,16 @@ def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndar
         take, made = take | drawn, np.where(drawn, steps, member.made)
         member = member._replace(windows=windows, episodes=member.episodes + len(part), since=since, made=made)
         low, high = certificates(windows)
-        best, worst = int(low.argmax()), int(high.argmin())
+        best = int(low.argmax())
         if low[best] > member.kept:
-            member = member._replace(kept=low[best], kept_made=made[best])
+            member = member._replace(kept=low[best], kept_at=member.episodes, kept_made=made[best])
             source = NOW if take[best] else 1 + best
-        if high[worst] < member.kept:
-            fall = Fall(float(windows.total[worst] / windows.n[worst]), int(since[worst]))
-            return Seen(member._replace(windows=restart(windows)), take, source, fall)
+        later = np.where(member.episodes - windows.n >= member.kept_at, high, 1.0)  # of windows that began since
+        worst = int(later.argmin())
+        if later[worst] < member.kept:
+            fall = Fall(float(windows.total[worst] / windows.n[worst]), int(since[worst]), float(member.kept))
+            member = member._replace(windows=restart(windows), kept=np.zeros(()), kept_at=member.episodes)
+            return Seen(member, take, source, fall)
         member = member._replace(windows=turn(windows))
     return Seen(member, take, source, None)
 
@@ -232,7 +239,7 @@ class Keeper:
             self.skip[p] = self.running.length[p] > 0
         self.lines.append(
             f"seed {self.job.seeds[p]}: a mean return of {self._return(fall.mean):.4g} since step {fall.since:,} is "
-            f"certainly below {self._return(float(member.kept)):.4g}: back to the policy of step {member.kept_made:,}"
+            f"certainly below {self._return(fall.kept):.4g}: back to the policy of step {member.kept_made:,}"
         )
 
     def _return(self, x: float) -> float:
