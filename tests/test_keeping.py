@@ -365,3 +365,5 @@ def test_a_run_that_undoes_losses_resumes_bit_for_bit_and_says_what_it_did(
             assert kept == sorted(kept) and kept[-1] <= LENGTH - 1, "between two returns it only rises"
     assert gpi.audit(whole).undone == sum(counts.values())
     assert f"A certain loss was undone {sum(counts.values())} times." in json.dumps(gpi.audit(whole).as_json())
+    last = [row["kept_return"] for row in rows[-3:]]
+    assert gpi.audit(whole).certified == tuple(float(x) if x else None for x in last)

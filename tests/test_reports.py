@@ -1,5 +1,6 @@
 """What people look at: learning curves that tell runs apart, the audit's verdict, and where pictures can be written."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -24,8 +25,9 @@ import gpi
 from gpi import cli
 from gpi.callbacks import Evaluate
 from gpi.errors import DiskError, UsageError
-from gpi.report.audit import summarise
+from gpi.report.audit import columns, summarise
 from gpi.report.audit_figure import audit_figure
+from gpi.report.calibration import spans_of
 from gpi.report.curves import COLOURS, curves_figure
 from gpi.report.labels import labels
 from gpi.report.pictures import encode_figure, save_figure
@@ -174,6 +176,17 @@ def test_an_audit_prints_as_its_verdict(tmp_path: Path):
     assert text == repr(summary) and max(map(len, text.splitlines())) < 80 and "Worst(" not in text
 
 
+def test_the_verdict_says_what_is_certified(tmp_path: Path):
+    summary = gpi.audit(audited(tmp_path / "a", "keep", [(0.5, 1.2, 0.9)]))
+    assert "ertified" not in summary.verdict(), "a run of another mode"
+    for certified, words in (
+        ((None, None), " Nothing is certified yet, so that no loss would be undone."),
+        ((950.0, None, 812.3), " Certified at the end: a return of 812.3 to 950, of 1 seed nothing."),
+        ((4.5,), " Certified at the end: a return of 4.5."),
+    ):
+        assert words in dataclasses.replace(summary, certified=certified).verdict()
+
+
 def followed(path: Path, returns: np.ndarray, told: float = 1.0) -> Run:
     """Make a run whose policies have these expected returns `[seeds, updates]`, with gains `told` times the truth."""
     seeds, updates = returns.shape
@@ -208,6 +221,10 @@ def test_promises_are_held_against_what_came(tmp_path: Path):
     assert told["bins"][0].keys() == {"promised", "realised", "error", "spans"} and json.dumps(told, allow_nan=False)
     assert "slope 0.25 ±" in bold.calibration.words() and "% of 18 promises were kept" in bold.calibration.words()
     assert summarise(followed(tmp_path / "c", walk[:1, :60])).calibration is None, "too short to say"
+    run = open_run(tmp_path / "a")
+    table = columns(run)
+    table["undone"] = ((table["seed"] == 1) & (table["iteration"] == 45)).astype(float)
+    assert len(spans_of(run, table).promised) == 17, "the span in which a seed went back promised nothing"
 
 
 def test_the_audit_names_seeds_that_lost_what_they_had_learned(

@@ -86,6 +86,7 @@ class AuditSummary:
     lost: tuple[Lost, ...]  # of these, seeds that lost it; a run of less than 250,000 steps cannot say
     calibration: Calibration | None  # of the surrogate's gains; None for a run too short to say
     undone: int = 0  # times that a seed certainly lost what it had learned, and went back
+    certified: tuple[float | None, ...] = ()  # with --trust keep, each seed's certificate at the end; None for nothing
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -119,9 +120,22 @@ class AuditSummary:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
         if self.undone:
             words += f" A certain loss was undone {self.undone:,} time{'s' if self.undone > 1 else ''}."
+        words += self._certified()
         if self.reuses:
             words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
         return words + self._kept()
+
+    def _certified(self) -> str:
+        """Say what is certified at the end, where anything is to be: a range of returns that is too wide shows here."""
+        known = sorted(x for x in self.certified if x is not None)
+        if not self.certified:
+            return ""
+        if not known:
+            return " Nothing is certified yet, so that no loss would be undone."
+        returns = f"{known[0]:.4g}" + (f" to {known[-1]:.4g}" if len(known) > 1 else "")
+        rest = len(self.certified) - len(known)
+        noun = "seed" if rest == 1 else "seeds"
+        return f" Certified at the end: a return of {returns}{f', of {rest} {noun} nothing' if rest else ''}."
 
     def _kept(self) -> str:
         """Say which seeds lost what they had learned, in a run that can tell."""
@@ -214,7 +228,16 @@ def summarise(run: Run) -> AuditSummary:
         ),
         calibration=calibrate(spans_of(run, table)),
         undone=int(np.nansum(table.get("undone", 0.0))),
+        certified=certified_of(table),
     )
+
+
+def certified_of(table: dict[str, np.ndarray]) -> tuple[float | None, ...]:
+    """Return what is certified of each seed in its last row; nothing at all without --trust keep."""
+    if "kept_return" not in table:
+        return ()
+    last = [table["kept_return"][table["seed"] == seed][-1] for seed in np.unique(table["seed"])]
+    return tuple(None if np.isnan(x) else float(x) for x in last)
 
 
 def courses_of(run: Run, table: dict[str, np.ndarray]) -> dict[int, Course]:

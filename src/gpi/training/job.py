@@ -80,7 +80,7 @@ def validate_keeping(config: Config, task: Task) -> None:
     if not config.return_range and task.return_range is None:
         raise UsageError(
             f"trust = keep needs the least and the largest return of an episode, which {config.task} does not say; "
-            "use --return-range LOW,HIGH"
+            "use --return-range LOW,HIGH, or --trust strict --normaliser still"
         )
     if config.reset_each_batch and task.horizon is None:
         raise UsageError(
