@@ -100,23 +100,24 @@ def train(case: Case, checkout: Path, out: Path, cache: Path, steps: int) -> str
     return f"exit code {done.returncode}: {last[:120]}" if done.returncode else ""
 
 
-def compare(case: Case, checkouts: Sequence[Path], folder: Path, cache: Path, steps: int) -> Verdict:
+def compare(case: Case, checkouts: Sequence[Path], folder: Path, chosen: argparse.Namespace) -> Verdict:
     """Train a case with both checkouts, one after the other, and compare what they wrote."""
-    outs = []
+    outs, cache = [], chosen.cache.resolve() if chosen.cache else folder / "cache"
     for side, checkout in zip(("old", "new"), checkouts, strict=True):
         work = folder / case.name.replace("/", "-").replace(":", "-") / side
         work.mkdir(parents=True)
         shutil.copy(ENVIRONMENT, work)
         outs.append(work / "run")
-        problem = train(case, checkout, outs[-1], cache, steps)
+        problem = train(case, checkout, outs[-1], cache, chosen.steps)
         if problem:
             return Verdict(case, "", 0, f"{side}: {problem}")
     names = sorted({path.name for out in outs for path in out.glob("policy-*.safetensors")})
-    differences = [first_difference(name, *outs) for name in (*TABLES, *names)]
+    files = [name for name in (*TABLES, *names) if name != chosen.without]
+    differences = [first_difference(name, *outs) for name in files]
     if len(names) != SEEDS:
         differences.append(f"{len(names)} policies instead of {SEEDS}")
     iterations = json.loads((outs[0] / "DONE").read_text())["iterations"]
-    return Verdict(case, str(iterations), len(TABLES) + len(names), next(filter(None, differences), ""))
+    return Verdict(case, str(iterations), len(files), next(filter(None, differences), ""))
 
 
 def first_difference(name: str, old: Path, new: Path) -> str:
@@ -177,6 +178,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="PATTERN", help="parts of TASK/ALGORITHM/TRUST: geppo/strict")
     parser.add_argument("--steps", type=int, default=0, help="environment steps per agent (default: 12 n)")
     parser.add_argument("--jobs", type=int, default=2, help="cases at once (default: 2)")
+    parser.add_argument("--without", choices=TABLES, default="", help="a table that the new checkout means to change")
     parser.add_argument("--cache", type=Path, help="directory for compiled programs (default: a temporary one)")
     chosen = parser.parse_args()
     checkouts = [chosen.old.resolve(), chosen.new.resolve()]
@@ -186,11 +188,10 @@ def main() -> int:
     began, verdicts = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(chosen.jobs) as workers:
         folder = Path(name)
-        cache = chosen.cache.resolve() if chosen.cache else folder / "cache"
         for checkout in checkouts:
             require_own_code(checkout, folder)
         print(f"old {commit_of(checkouts[0])}, new {commit_of(checkouts[1])}: {len(cases)} cases", flush=True)
-        found = workers.map(lambda case: compare(case, checkouts, folder, cache, chosen.steps), cases)
+        found = workers.map(lambda case: compare(case, checkouts, folder, chosen), cases)
         for verdict in found:
             verdicts.append(verdict)
             progress = f"[{time.perf_counter() - began:4.0f} s, {len(verdicts)} of {len(cases)}]"

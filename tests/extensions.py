@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from gpi.core import objectives
 from gpi.core.agent import Agent, Hyper, Static
 from gpi.core.gaussian import GaussianTheta
-from gpi.core.network import forward
+from gpi.core.network import Change, forward
 from gpi.core.plan import Plan
 from gpi.core.policy import Theta, log_pi
 from gpi.core.rules import Proposal, fit_value, standardised
@@ -46,6 +46,9 @@ class Laplace(NamedTuple):
         z = jnp.abs(self.mean - other.mean)
         inside = jnp.exp(-gap) * jnp.exp(-z * jnp.exp(-self.log_scale)[None])
         return jnp.sum(gap - 1.0 + z * jnp.exp(-other.log_scale)[None] + inside, axis=-1)
+
+    def tv(self, other: Laplace) -> Array:
+        return jnp.sqrt(-jnp.expm1(-self.kl(other)))  # the bound of Bretagnolle and Huber
 
 
 class LaplaceTheta(GaussianTheta):
@@ -90,3 +93,7 @@ class LinearCritic(NamedTuple):
 
     def value(self, obs: Array) -> Array:
         return obs @ self.kernel + self.bias
+
+    def under(self, change: Change) -> LinearCritic:
+        bias = self.bias + change.shift @ self.kernel
+        return LinearCritic(change.factor * change.stretch * self.kernel, change.factor * bias)

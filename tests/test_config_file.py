@@ -188,7 +188,7 @@ def refusal(capsys: pytest.CaptureFixture[str], path: Path, *more: str) -> tuple
     (b"reset_each_batch = 'no'", 2, "x.toml:7: reset_each_batch = 'no' must be"),
     (b"gamma = 2", 2, "x.toml:7: gamma = 2.0 must be in [0, 1)"),
     (b"lr = nan", 2, "x.toml:7: lr = nan must be positive"),
-    (b"trust = 'lax'", 2, "x.toml:7: trust = lax must be one of paper, adaptive, strict"),
+    (b"trust = 'lax'", 2, "x.toml:7: trust = lax must be one of paper, adaptive, strict, keep"),
     (b'trust = "\\u001b[31m"', 2, r"x.toml:7: trust = \x1b[31m must be one of"),
     (b"backend = 'gpu'", 2, "x.toml:7: backend = gpu must be one of"),
     (b"num_envs = 3", 2, "x.toml:5: n = 1024 does not divide among 3 environments"),

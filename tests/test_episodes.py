@@ -59,7 +59,7 @@ def test_batches_add_up_to_episodes_that_span_them():
                 length[p, e] += v[p, begin : t + 1, e].sum()
                 if d[p, t, e] and begin <= t:
                     ended = float(total[p, e]), int(length[p, e])
-                    expected[p].append(EndedInBatch(int(v[p, : t + 1].sum()), *ended))
+                    expected[p].append(EndedInBatch(int(v[p, : t + 1].sum()), *ended, e))
                     total[p, e], length[p, e] = 0.0, 0
                 begin = t + 1
         assert counter.add_batch(raw, frozen) == [sorted(member) for member in expected]

@@ -12,9 +12,11 @@ from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, unif
 
 import gpi
 from gpi.core.critic import CRITICS
+from gpi.core.network import Change
 from gpi.core.plan import ALGORITHMS, PLANS, Algorithm
 from gpi.core.policy import POLICIES
 from gpi.core.rules import RULES, Rule
+from gpi.errors import UsageError
 
 TINY: dict[str, Any] = {"seeds": 2, "n": 64, "hidden": (8,), "epochs": 1, "minibatches": 4, "steps": 256}
 
@@ -63,4 +65,15 @@ def test_a_mixture_plan_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_critic_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(CRITICS, "linear", LinearCritic)
     monkeypatch.setitem(ALGORITHMS, "linear", Algorithm("ppo", "reuse", critic="linear"))
+    monkeypatch.delattr(LinearCritic, "under")  # as classes from before `--trust keep` are
     trained("linear", tmp_path, task="CartPole-v1")
+    with pytest.raises(UsageError, match="LinearCritic has no `under`, which a still normaliser needs; use --norm"):
+        trained("linear", tmp_path / "keep", task="CartPole-v1", trust="keep")
+
+
+def test_a_critic_from_outside_keeps_its_value_where_the_statistics_change():
+    phi = LinearCritic(jnp.array([2.0, -1.0], jnp.float32), jnp.float32(0.5))
+    change = Change(jnp.array([0.5, 3.0], jnp.float32), jnp.array([1.0, -2.0], jnp.float32), jnp.float32(4.0))
+    seen = jnp.array([[0.3, 0.7]], jnp.float32)
+    before = phi.value(seen * change.stretch[None] + change.shift[None])
+    assert float(phi.under(change).value(seen)[0]) == pytest.approx(4.0 * float(before[0]))

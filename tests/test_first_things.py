@@ -73,7 +73,7 @@ def test_help_of_train_shows_first_groups_first_and_choices(capsys: pytest.Captu
     assert places == sorted(places) and GROUPS[: len(FIRST)] == FIRST
     for choices in (
         "{ppo,trpo,vmpo,geppo,getrpo,gevmpo}",
-        "{paper,adaptive,strict}",
+        "{paper,adaptive,strict,keep}",
         "{auto,envpool,gymnasium,processes}",
     ):
         assert choices in text

@@ -17,7 +17,7 @@ from gpi.files import decode
 from gpi.rundir.checkpoint import read_identity
 from gpi.rundir.resume import identity_of, judge_drift
 from gpi.rundir.run import read_rows
-from gpi.rundir.tables import AUDIT, METRICS
+from gpi.rundir.tables import AUDIT, METRICS, Table
 from gpi.training.train import read_job
 
 WRITTEN = Path(__file__).parent / "fixtures" / "runs-4027884"
@@ -39,6 +39,8 @@ def test_an_old_run_is_resumed(resumed: Path):
     for name in ("metrics.csv", "audit.csv", "episodes.csv"):
         before, after = read_rows(WRITTEN / resumed.name / name), read_rows(resumed / name)
         assert after[: len(before)] == before and len(after) > len(before)
+        assert list(after[-1]) == list(before[0]), "a table keeps the columns that it was begun with"
+    assert gpi.audit(resumed).updates == len(read_rows(resumed / "audit.csv")), "without the columns that came later"
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -79,6 +81,14 @@ def test_a_setting_that_an_old_file_lacks_has_its_default_and_is_not_drift(tmp_p
     with pytest.raises(FileError, match="freeze_normaliser was 0, is 5"):
         judge_drift(tmp_path, then, changed, allow_drift=False)
     assert config_of({"task": "cheetah-run"}) == Config("cheetah-run")
+
+
+def test_a_table_with_a_column_of_a_later_version_is_not_continued(tmp_path: Path):
+    path = tmp_path / "audit.csv"
+    path.write_text("seed,wisdom\n0,1\n")
+    with pytest.raises(FileError, match=r"audit\.csv has a column 'wisdom' that this version does not know"):
+        Table(path, ("seed", "iteration"), path.stat().st_size)
+    assert path.read_text() == "seed,wisdom\n0,1\n"
 
 
 def test_the_columns_of_the_tables_are_the_measurements_of_an_update():

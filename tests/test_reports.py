@@ -1,5 +1,6 @@
 """What people look at: learning curves that tell runs apart, the audit's verdict, and where pictures can be written."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -24,12 +25,14 @@ import gpi
 from gpi import cli
 from gpi.callbacks import Evaluate
 from gpi.errors import DiskError, UsageError
-from gpi.report.audit import summarise
+from gpi.report.audit import columns, summarise
 from gpi.report.audit_figure import audit_figure
+from gpi.report.calibration import spans_of
 from gpi.report.curves import COLOURS, curves_figure
 from gpi.report.labels import labels
 from gpi.report.pictures import encode_figure, save_figure
 from gpi.rundir.run import Run, open_run
+from gpi.rundir.tables import AUDIT, EPISODES, Table
 
 
 def made(path: Path, **settings: Any) -> Run:
@@ -173,12 +176,87 @@ def test_an_audit_prints_as_its_verdict(tmp_path: Path):
     assert text == repr(summary) and max(map(len, text.splitlines())) < 80 and "Worst(" not in text
 
 
+def test_the_verdict_says_what_is_certified(tmp_path: Path):
+    summary = gpi.audit(audited(tmp_path / "a", "keep", [(0.5, 1.2, 0.9)]))
+    assert "ertified" not in summary.verdict(), "a run of another mode"
+    for certified, words in (
+        ((None, None), " Nothing is certified yet, so that no loss would be undone."),
+        ((950.0, None, 812.3), " Certified at the end: a return of 812.3 to 950, of 1 seed nothing."),
+        ((4.5,), " Certified at the end: a return of 4.5."),
+    ):
+        assert words in dataclasses.replace(summary, certified=certified).verdict()
+
+
+def followed(path: Path, returns: np.ndarray, told: float = 1.0) -> Run:
+    """Make a run whose policies have these expected returns `[seeds, updates]`, with gains `told` times the truth."""
+    seeds, updates = returns.shape
+    made(path, seeds=seeds)
+    episodes, audit = (
+        Table(path / name, columns) for name, columns in (("episodes.csv", EPISODES), ("audit.csv", AUDIT))
+    )
+    for k in range(updates):
+        for seed in range(seeds):
+            after = returns[seed, min(k + 1, updates - 1)]
+            row = dict.fromkeys(AUDIT, 1.0) | {"seed": seed, "iteration": k + 1, "steps": 1000 * (k + 1)}
+            row |= {"surrogate_gain": told * (after - returns[seed, k]) / 500, "gain_se": 0.0}
+            audit.add([row.values()])
+            episodes.add([(seed, 1000 * k + end, returns[seed, k], 500) for end in (500, 1000)])
+    for table in (episodes, audit):
+        table.close()
+    return open_run(path)
+
+
+def test_promises_are_held_against_what_came(tmp_path: Path):
+    """Neighbouring means differ by the changes between their policies, each with its weight: exactly as promised."""
+    walk = np.cumsum(np.random.default_rng(0).normal(0, 10, (3, 130)), axis=1)
+    true = summarise(followed(tmp_path / "a", walk)).calibration
+    assert true and (true.window, true.spans, len(true.bins), sum(one.spans for one in true.bins)) == (10, 18, 3, 18)
+    assert true.slope == pytest.approx(1) and true.slope_error == pytest.approx(0, abs=1e-6) and true.kept == 1
+    assert true.promised == pytest.approx(true.realised) and [one.promised for one in true.bins] == sorted(
+        one.promised for one in true.bins
+    )
+    bold = summarise(followed(tmp_path / "b", walk, told=4.0))
+    assert bold.calibration and bold.calibration.slope == pytest.approx(0.25) and 0.2 < bold.calibration.kept < 0.9
+    told = bold.as_json()["calibration"]
+    assert told["bins"][0].keys() == {"promised", "realised", "error", "spans"} and json.dumps(told, allow_nan=False)
+    assert "slope 0.25 ±" in bold.calibration.words() and "% of 18 promises were kept" in bold.calibration.words()
+    assert summarise(followed(tmp_path / "c", walk[:1, :60])).calibration is None, "too short to say"
+    run = open_run(tmp_path / "a")
+    table = columns(run)
+    table["undone"] = ((table["seed"] == 1) & (table["iteration"] == 45)).astype(float)
+    assert len(spans_of(run, table).promised) == 17, "the span in which a seed went back promised nothing"
+
+
+def test_the_audit_names_seeds_that_lost_what_they_had_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    noise = np.random.default_rng(0).normal(0, 5, (3, 500))
+    level = np.array([[20] * 500, [20] * 150 + [980] * 150 + [315] * 200, [20] * 420 + [900] * 80], float)
+    run = followed(tmp_path / "a", level + noise)
+    summary = summarise(run)
+    assert summary.learned == 2 and [one.seed for one in summary.lost] == [1], "seed 2 has just learned"
+    words = re.search(
+        r"Lost what it had learned: seed 1 fell from 98\d \(at step (\d+),000\) to 31\d\.$", summary.verdict()
+    )
+    assert words and 200 <= int(words[1]) <= 300
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["audit", "a", "--json"]) == 0
+    [printed] = json.loads(capsys.readouterr().out)
+    assert printed["lost"] == [summary.lost[0]._asdict()] and printed["verdict"] == summary.verdict()
+    kept = summarise(followed(tmp_path / "b", level[:, :320] + noise[:, :320]))
+    assert kept.lost == () and "No seed lost what it had learned (1 of 3 had learned)." in kept.verdict()
+    short = summarise(followed(tmp_path / "c", level[:, 150:370] + noise[:, :220]))
+    assert short.learned == 0 and "had learned" not in short.verdict(), "220,000 steps cannot say"
+    huge = summarise(followed(tmp_path / "d", 1e30 * level))
+    assert huge.learned == 0 and json.dumps(huge.as_json(), allow_nan=False), "no curve holds such returns"
+
+
 def test_the_audit_s_picture_names_its_runs_and_cuts_nothing_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept: list[Figure] = []
     monkeypatch.setattr("gpi.report.audit_figure.save_figure", lambda figure, path: kept.append(figure))
     ratios = [(0.5, 1.2, 0.9), (0.61, 0.9, 0.8), (0.55, 1.1, 0.85)]
     long = audited(tmp_path / "a-directory-with-a-very-long-name-of-many-words-in-the-middle", "paper", ratios)
-    runs = [open_run(long), open_run(on_policy(tmp_path / "b", "ppo", *ratios))]
+    runs = [open_run(long), followed(tmp_path / "b", np.random.default_rng(0).normal(0, 10, (2, 130)))]
     for some in ([runs[0]], runs):
         audit_figure(some, [summarise(run) for run in some], tmp_path / "x.png")
     for figure, names in zip(kept, (["a-directory"], ["a-directory", "b\n"]), strict=True):
@@ -186,6 +264,7 @@ def test_the_audit_s_picture_names_its_runs_and_cuts_nothing_off(tmp_path: Path,
         texts = [text.get_text() for text in texts_of(figure)]
         assert all(any(text.startswith(name) for text in texts) for name in names)
         assert not [text for text in texts if "{" in text or "10^" in text or "times" in text], "raw LaTeX"
+        assert ("as promised" in texts) == (len(names) == 2) and texts.count("too few updates to say") == 1
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------

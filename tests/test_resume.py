@@ -289,7 +289,8 @@ def test_the_manifest_says_where_a_checkpoint_comes_from(short: Path, tmp_path: 
         return identity_of(resolve(Config(TASK, "geppo", **{**TINY, **settings})).config, {})["config_hash"]
 
     assert identity["config_hash"] == hash_of() == hash_of(steps=5) == hash_of(checkpoint_every=7)
-    assert identity["config_hash"] != hash_of(gamma=0.9), "neither --out nor --steps is part of it, all else is"
+    for other in ({"gamma": 0.9}, {"normaliser": "still"}):
+        assert identity["config_hash"] != hash_of(**other), "neither --out nor --steps is part of it, all else is"
 
 
 def test_settings_survive_the_file():

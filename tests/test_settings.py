@@ -91,7 +91,9 @@ IDLE = [
     *((name, "max_grad_norm", 0.01, {}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
     *((name, "kl_slack", 9.0, {}) for name in ("ppo", "geppo")),
     *((name, "kl_slack", 9.0, {"trust": "strict"}) for name in ("trpo", "vmpo", "getrpo", "gevmpo")),
+    ("trpo", "kl_slack", 9.0, {"trust": "keep"}),
     *((name, "trust", "adaptive", {}) for name in ("ppo", "trpo", "vmpo")),
+    *((name, "return_range", (0.0, 1.0), {}) for name in ALGORITHMS),
 ]
 ACTIVE = [("geppo", "kappa"), ("geppo", "lr"), ("geppo", "max_grad_norm"), ("getrpo", "kl_slack"), ("ppo", "B")]
 
@@ -114,6 +116,7 @@ def test_settings_without_effect_are_named():
     late = Config("cheetah-run", steps=10_000, eval_every=11)
     assert without_effect(late, ["eval_every"]) != [] == without_effect(late, ["eval_episodes"])
     assert without_effect(Config("cheetah-run", steps=10_000, eval_every=10), ["eval_every"]) == []
+    assert without_effect(Config("cheetah-run", trust="keep", return_range=(0.0, 1.0)), ["return_range"]) == []
     for algorithm in ALGORITHMS:
         told = without_effect(Config("cheetah-run", algorithm, trust="adaptive"), ["trust"])
         assert bool(told) == (algorithm in ("ppo", "trpo", "vmpo"))

@@ -8,9 +8,10 @@ import pytest
 from scipy import stats
 
 from gpi.errors import UsageError
+from gpi.rundir.course import course, window
 from gpi.study.coverage import CASES, COVERAGE, NAMES, REPETITIONS, coverage
 from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of, t_quantile
-from gpi.study.learning import course, learning_occurs, window
+from gpi.study.learning import learning_occurs
 from gpi.study.paper import best_of, classes_of, figure_2, figure_3, figure_4, gains, improved, table_1
 from gpi.study.statistics import (
     AGGREGATES,
@@ -291,6 +292,17 @@ def test_windows_are_those_of_the_episodes_themselves():
 def test_what_was_learned_and_lost(levels: tuple[tuple[int, float], ...], spread: float, verdict: tuple[bool, ...]):
     found = course(curve(*levels, spread=spread)[2])
     assert (found.learned, found.lost_fifth, found.lost_half) == verdict
+
+
+def test_a_seed_that_learned_late_did_not_fall():
+    late = course(curve((80, 10), (20, 10), (15, 800))[2])
+    assert late.lost_fifth and not late.fell
+    fallen = course(curve((40, 0), (10, 900), (50, 100))[2])
+    assert fallen.fell and fallen.after == fallen.last and fallen.best_end in range(450_000, 510_000, 10_000)
+    within = course(curve((85, 0), (6, 900), (9, 100))[2])
+    assert within.fell and within.after.episodes in (90, 100) and within.after.mean < 200
+    recovered = course(curve((80, 800), (10, 0), (10, 900))[2])
+    assert recovered.lost_fifth and not recovered.fell
 
 
 def test_windows_without_episodes():

@@ -451,8 +451,8 @@ def test_jobs_share_a_program_only_if_nothing_that_is_compiled_differs():
     assert program_of(job("cartpole-swingup"), LAYOUT) == program_of(job("cartpole-balance"), LAYOUT)
     others = [
         program(seeds=3), program(hidden=(8,)), program(epochs=2), program(kappa=0.0), program(n=1000),
-        program(trust="strict"), program(arm="getrpo"), program(arm="ppo"), program(task="walker-run"),
-        program(task="Pendulum-v1"), program(task="CartPole-v1"),
+        program(trust="strict"), program(normaliser="still"), program(arm="getrpo"), program(arm="ppo"),
+        program(task="walker-run"), program(task="Pendulum-v1"), program(task="CartPole-v1"),
         program_of(job(), dataclasses.replace(LAYOUT, environment={})),
     ]  # fmt: skip
     assert len({same, *others}) == len(others) + 1

@@ -16,12 +16,13 @@ from gpi.config import Config
 from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.report.blocks import Chart, Report, Section, Table
+from gpi.rundir.course import BIN
 from gpi.study.claims import MISSING
 from gpi.study.contents import report_of
 from gpi.study.definition import Job, load_study
 from gpi.study.frame import arm_of, results_of
 from gpi.study.learning import RandomPolicy
-from gpi.study.results import BIN, Result, read_pack
+from gpi.study.results import Result, read_pack
 from gpi.study.sections.missing import command_of
 from gpi.study.statistics import AGGREGATES, aggregate
 

@@ -12,9 +12,10 @@ from own_runs import TINY
 
 import gpi
 from gpi.errors import FileError, UsageError
+from gpi.rundir.course import BIN, curve_of
 from gpi.rundir.run import final_performance
 from gpi.study import results
-from gpi.study.results import BIN, Result, curve_of, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
+from gpi.study.results import Result, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
 
 CUT = Path(__file__).parent / "fixtures" / "cut-runs.tar.xz"
 

@@ -20,8 +20,11 @@ from gpi.errors import UsageError
 TYPES = {
     int: "a whole number, such as 1000", float: "a number, such as 0.5", str: "text, such as 'geppo'",
     tuple[int, ...]: "a list of whole numbers, such as [64, 64]",
+    tuple[float, ...]: "a list of numbers, such as [0, 1000]",
 }  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
+NORMALISERS = ("auto", "paper", "still")
+LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
@@ -80,7 +83,15 @@ class Config:
     minibatches: int = setting(32, "minibatches per pass", "optimisation")
     kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta", "optimisation")
     trust: str = setting(
-        "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11)", "algorithm"
+        "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11); keep: strict, the "
+        "normaliser moves no policy, and certain losses are undone", "algorithm",
+    )  # fmt: skip
+    normaliser: str = setting(
+        "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under keep",
+        "optimisation",
+    )  # fmt: skip
+    return_range: tuple[float, ...] = setting(
+        (), "least and largest return of an episode, which trust = keep needs; DeepMind Control: 0,1000", "environments"
     )
     freeze_normaliser: int = setting(
         0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
@@ -136,8 +147,14 @@ def validate(config: Config) -> None:
         )  # fmt: skip
     require(config, "step_timeout", 0.0 <= config.step_timeout < 1e9, "must be 0 or more seconds", "use 60")
     require(config, "trust", config.trust in TRUST_MODES, f"must be one of {', '.join(TRUST_MODES)}", "use paper")
+    require(
+        config, "normaliser", config.normaliser in NORMALISERS, f"must be one of {', '.join(NORMALISERS)}", "use auto"
+    )
     for name in ("threads", "freeze_normaliser", "eval_every"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
+    ends = config.return_range
+    ordered = not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
+    require(config, "return_range", ordered, "must be two finite numbers, the smaller first", "use LOW,HIGH")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
 
@@ -157,12 +174,14 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
         idle |= {"kappa": f"{name}, which reuses no samples"}
     if rule in ("trpo", "vmpo"):
         idle |= {"lr": natural, "max_grad_norm": natural}
-    if rule in ("trpo", "vmpo") and config.trust == "strict":
-        idle |= {"kl_slack": "trust = strict, which allows none"}
+    if rule in ("trpo", "vmpo") and config.trust in ("strict", "keep"):
+        idle |= {"kl_slack": f"trust = {config.trust}, which allows none"}
     if rule == "ppo":
         idle |= {"kl_slack": f"{name}, which bounds no KL"}
     if ALGORITHMS[name].plan == "on_policy" and config.trust == "adaptive":
         idle |= {"trust": f"{name}: eq (8) is about reuse"}
+    if config.trust != "keep":
+        idle |= {"return_range": f"trust = {config.trust}, which certifies nothing"}
     if not config.eval_every:
         idle |= {"eval_episodes": "eval_every = 0, which evaluates nothing"}
     if config.eval_every > -(-config.steps // plan_of(config).steps):
@@ -215,6 +234,13 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
         raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")
 
 
+def as_first_saved(config: Config) -> dict[str, Any]:
+    """Return settings as earlier versions wrote them, where they do what those did: hashes of old files stay valid."""
+    usual = {field.name: field.default for field in dataclasses.fields(Config)}
+    settings = dataclasses.asdict(config)
+    return {name: value for name, value in settings.items() if name not in LATER or value != usual[name]}
+
+
 def config_of(saved: Any) -> Config:
     """Return the settings of a run directory, checked one by one; a setting that an old file lacks has its default."""
     kinds = typing.get_type_hints(Config)
@@ -232,6 +258,8 @@ def checked_type(name: str, value: Any, kind: Any) -> Any:
                 return number
         elif kind == tuple[int, ...] and type(value) is not str and all(int(n) == n for n in value):
             return tuple(int(n) for n in value)
+        elif kind == tuple[float, ...] and type(value) is not str and all(type(x) not in (str, bool) for x in value):
+            return tuple(float(x) for x in value)
         elif (kind is str and type(value) is str) or (kind == bool | None and (value is None or type(value) is bool)):
             return value
         elif kind is bool and type(value) in (bool, np.bool_):

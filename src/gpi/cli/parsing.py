@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,6 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": Help, **options})
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # -2000,0 is a value, not an option
         self.hints: dict[str, str] = {}
         """What to say about options that belong to another command."""
 
@@ -95,4 +97,13 @@ def units(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         rule = "must be whole numbers with commas between them, one per layer, e.g. 64,64"
+        raise argparse.ArgumentTypeError(f"{text!r} {rule}") from None
+
+
+def ends(text: str) -> tuple[float, ...]:
+    """Read comma-separated numbers."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rule = "must be two numbers with a comma between them, e.g. -2000,0"
         raise argparse.ArgumentTypeError(f"{text!r} {rule}") from None

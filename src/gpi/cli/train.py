@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpi.api import with_tensorboard
 from gpi.cli.output import tell
-from gpi.cli.parsing import ENV, units, whole
-from gpi.config import GROUPS, Config
+from gpi.cli.parsing import ENV, ends, units, whole
+from gpi.config import GROUPS, NORMALISERS, Config
 from gpi.config_file import NO_FILE, combined, read_settings
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
@@ -39,8 +39,9 @@ ABOUT = {
     "optimisation": "networks and steps of the optimiser; seldom changed",
     "machine": "what the run may use of this machine",
 }
-CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS}
-METAVARS = {int: "N", float: "X", tuple[int, ...]: "N,N"}
+CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS, "normaliser": NORMALISERS}
+METAVARS = {int: "N", float: "X", tuple[int, ...]: "N,N", tuple[float, ...]: "LOW,HIGH"}
+READERS = {int: whole, tuple[int, ...]: units, tuple[float, ...]: ends}
 
 
 def add_train(verbs: Verbs) -> None:
@@ -80,15 +81,16 @@ def add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], k
     if kind is bool:
         group.add_argument(option, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text)
         return
-    read = units if isinstance(kind, types.GenericAlias) else whole if kind is int else kind
     choices = CHOICES.get(field.name)
     metavar = f"{{{','.join(choices)}}}" if choices else METAVARS.get(kind, field.name.upper())
-    group.add_argument(option, dest=field.name, default=argparse.SUPPRESS, type=read, metavar=metavar, help=text)
+    group.add_argument(
+        option, dest=field.name, default=argparse.SUPPRESS, type=READERS.get(kind, kind), metavar=metavar, help=text
+    )
 
 
 def default_shown(default: object) -> str:
     """Return the words of help that say a setting's default."""
-    if default is None:
+    if default is None or default == ():
         return ""
     if isinstance(default, bool):
         return f" (default: {'on' if default else 'off'})"

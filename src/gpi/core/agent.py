@@ -22,6 +22,7 @@ class Static:
     max_grad_norm: float = 0.5
     kl_slack: float = 1.5
     trust: str = "paper"  # of `trust.TRUST`
+    still: bool = False  # the normaliser's updates leave policy and value where they are (`still.py`)
 
 
 class Hyper(NamedTuple):
@@ -47,7 +48,7 @@ class Agent(NamedTuple):
 class Metrics(NamedTuple):
     """The effect of one update, measured on its own samples."""
 
-    tv: Float[Array, ""]  # one-step TV, ½ E|ratio - rho|; its budget is eps_gpi/2
+    tv: Float[Array, ""]  # one-step TV, ½ E|ratio - rho|, by which PPO's learning rate falls; its budget is eps_gpi/2
     penalty: Float[Array, ""]  # TV to the prior policies, ½ E|ratio - 1|; its budget is eps/2
     kl: Float[Array, ""]  # E KL(pi_k‖pi_{k+1})
     eps_gpi: Float[Array, ""]  # the one-step trust region that was in force

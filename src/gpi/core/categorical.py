@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from gpi.core.network import Net, forward, init_net
+from gpi.core.network import Change, Net, forward, init_net, reading
 
 
 class Categorical(NamedTuple):
@@ -39,6 +39,11 @@ class Categorical(NamedTuple):
         logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
         return jnp.sum(jnp.exp(logp) * (logp - logq), axis=-1)
 
+    def tv(self, other: Categorical) -> Float[Array, " S"]:
+        """Return TV(self, other)(s), the distance of eq (11): half the sum of absolute differences."""
+        logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        return 0.5 * jnp.sum(jnp.abs(jnp.exp(logp) - jnp.exp(logq)), axis=-1)
+
 
 class CategoricalTheta(NamedTuple):
     """Parameters theta of a categorical policy: a network for the logits."""
@@ -59,6 +64,10 @@ class CategoricalTheta(NamedTuple):
     def project(self) -> CategoricalTheta:
         """Return the parameters as they are: every logit is allowed."""
         return self
+
+    def under(self, change: Change) -> Self:
+        """Return the same policy of raw observations, in other units of observations."""
+        return self._replace(net=reading(self.net, change))
 
     @staticmethod
     def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:

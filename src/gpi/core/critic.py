@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Float
 
-from gpi.core.network import Net, forward, init_net
+from gpi.core.network import Change, Net, forward, init_net, predicting, reading
 
 
 @runtime_checkable
@@ -40,6 +40,10 @@ class MlpCritic(NamedTuple):
     def value(self, obs: Float[Array, "S O"]) -> Float[Array, " S"]:
         """Return V(s), the value function's estimate."""
         return forward(self.net, obs)[:, 0]
+
+    def under(self, change: Change) -> MlpCritic:
+        """Return the same value function of raw observations, in other units of observations and rewards."""
+        return self._replace(net=predicting(reading(self.net, change), change))
 
 
 CRITICS: dict[str, type[Critic]] = {"mlp": MlpCritic}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from gpi.core.network import Net, forward, init_net
+from gpi.core.network import Change, Net, forward, init_net, reading
 
 MIN_LOG_STD = math.log(1e-3)
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -46,6 +46,21 @@ class Gaussian(NamedTuple):
         gap = other.log_std - self.log_std  # log of the ratio of standard deviations
         return 0.5 * jnp.sum(z * z, axis=-1) + jnp.sum(gap + 0.5 * jnp.expm1(-2.0 * gap))
 
+    def tv(self, other: Gaussian) -> Float[Array, " S"]:
+        """Return an upper bound on TV(self, other)(s), the distance of eq (11): itself where the deviations agree.
+
+        The smaller of two: the TV of the means alone, erf(d / sqrt 8) with d in deviations, plus a bound on that of the
+        deviations alone; and the same bound, sqrt(1 - BC²) with Bhattacharyya's coefficient BC, on both together. With
+        deviations that differ it is up to 46 % above TV where both are small.
+        """
+        gap, stretch = self.mean - other.mean, self.log_std - other.log_std
+        d = [jnp.linalg.norm(gap * jnp.exp(-log_std)[None], axis=-1) for log_std in (self.log_std, other.log_std)]
+        shift = jax.scipy.special.erf(jnp.minimum(*d) / math.sqrt(8.0))
+        # -log BC² as a sum of small numbers: 1 - BC² would cancel in float32.
+        spread = jnp.sum(jnp.log1p(2.0 * jnp.sinh(0.5 * stretch) ** 2))
+        apart = 0.5 * jnp.sum(gap**2 / (jnp.exp(2.0 * self.log_std) + jnp.exp(2.0 * other.log_std))[None], axis=-1)
+        return jnp.minimum(shift + jnp.sqrt(-jnp.expm1(-spread)), jnp.sqrt(-jnp.expm1(-spread - apart)))
+
 
 class GaussianTheta(NamedTuple):
     """Parameters theta of a Gaussian policy: a network for the mean, and a standard deviation for all states."""
@@ -68,6 +83,10 @@ class GaussianTheta(NamedTuple):
     def project(self) -> GaussianTheta:
         """Return the nearest parameters whose standard deviation is at its floor or above (docs/deviations.md)."""
         return self._replace(log_std=jnp.maximum(self.log_std, MIN_LOG_STD))
+
+    def under(self, change: Change) -> Self:
+        """Return the same policy of raw observations, in other units of observations."""
+        return self._replace(net=reading(self.net, change))
 
     @staticmethod
     def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:

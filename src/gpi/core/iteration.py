@@ -19,6 +19,7 @@ from gpi.core.policy import Theta, log_pi
 from gpi.core.rules import improve
 from gpi.core.sample import Buffer, Rollout, Sample, push, weights
 from gpi.core.solvers import Tree
+from gpi.core.still import carry_over, seen_now
 
 Values = tuple[Float[Array, "M T E"], Float[Array, "M T E"]]  # V(s) and V(s')
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
@@ -39,6 +40,7 @@ class Trace(NamedTuple):
 
     values: Values
     sample: Sample
+    agent: Agent  # pi_{k+1} and its value function, as they read these samples
     metrics: Metrics
     gradient_finite: Bool[Array, ""]
 
@@ -55,13 +57,19 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
     """
     theta_k, phi = state.agent.policy.params, state.agent.value.params
     rollout = normalise(state.normaliser, raw)
-    buffer = push(state.buffer, rollout, log_probs(theta_k, rollout))  # pi_{k-i} moves to slot i
-    values = read_values(phi, buffer)
-    sample = estimate(theta_k, values, buffer, hyper)  # A^{pi_k} by V-trace, weights from nu
+    kept = raw if static.still else rollout
+    buffer = push(state.buffer, kept, log_probs(theta_k, rollout))  # pi_{k-i} moves to slot i
+    seen = seen_now(state.normaliser, buffer) if static.still else buffer
+    values = read_values(phi, seen)
+    sample = estimate(theta_k, values, seen, hyper)  # A^{pi_k} by V-trace, weights from nu
     key = key_for(state.key, batch, LEARNING)
     agent, metrics, finite = improve(state.agent, sample, key, hyper, static)  # by PPO, TRPO or VMPO
     normaliser = update(state.normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
-    return State(agent, buffer, normaliser, state.key, state.fault), Trace(values, sample, metrics, finite)
+    carried = carry_over(agent, state.normaliser, normaliser) if static.still else agent
+    return (
+        State(carried, buffer, normaliser, state.key, state.fault),
+        Trace(values, sample, agent, metrics, finite),
+    )
 
 
 def read_values(phi: Critic, buffer: Buffer) -> Values:
@@ -109,10 +117,11 @@ def audited(iterate: Iterate) -> Audited:
 
     def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Trace, Audit]:
         new, trace = iterate(state, raw, hyper, batch, static)
-        theta_k, theta = state.agent.policy.params, new.agent.policy.params
-        moved = normaliser_tv(theta, raw, new.buffer, state.normaliser, new.normaliser)
+        theta_k, theta = state.agent.policy.params, trace.agent.policy.params
+        before, after = (theta, state.normaliser), (new.agent.policy.params, new.normaliser)
+        moved = normaliser_tv(before, after, raw)
         scale = scaling_of(state.normaliser.returns).scale
-        report = audit(theta_k, theta, trace.sample, trace.metrics, hyper, scale)
+        report = audit(theta_k, theta, trace.sample, new.buffer.rollout.done, trace.metrics, hyper, scale)
         return new, trace, report._replace(normaliser_tv=moved)
 
     return step
@@ -122,15 +131,15 @@ def guarded(iterate: Audited) -> Learn:
     """Wrap an iteration so that an agent that met NaN or infinity stays at its last good state from then on."""
 
     def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Metrics, Audit]:
-        new, (values, sample, metrics, gradient_finite), report = iterate(state, raw, hyper, batch, static)
+        new, (values, sample, agent, metrics, gradient_finite), report = iterate(state, raw, hyper, batch, static)
         fault = faults.first_fault({
             "observation": faults.finite((raw.obs, raw.next_obs)),
             "reward": faults.finite(raw.reward),
             "value": faults.finite(values),
             "ratio": faults.finite(sample.rho),
             "advantage": faults.finite((sample.adv, sample.target)),
-            "gradient": faults.finite(new.agent) & gradient_finite,
-            "normaliser": faults.finite(new.normaliser),
+            "gradient": faults.finite(agent) & gradient_finite,
+            "normaliser": faults.finite((new.normaliser, new.agent)),  # `carry_over` is part of its update
         })  # fmt: skip
         return keep_good(state, new, fault), metrics, report
 
@@ -149,7 +158,10 @@ def keep_good(old: State, new: State, fault: Int[Array, ""]) -> State:
 
 
 def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
-    """Start the normaliser with a batch of the initial policy: the warm-up."""
+    """Start the normaliser with a batch of the initial policy: the warm-up.
+
+    Nothing is carried over here: the initial networks are made for inputs of unit scale, whatever the statistics.
+    """
     new = state._replace(normaliser=update(state.normaliser, raw, hyper.gamma, jnp.bool_(False)))
     sound = {"observation": faults.finite((raw.obs, raw.next_obs)), "reward": faults.finite(raw.reward)}
     return keep_good(state, new, faults.first_fault(sound))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +36,36 @@ def init_net(rng: np.random.Generator, sizes: tuple[int, ...], last_gain: float)
         Layer(jnp.asarray(gain * orthogonal(m, n), jnp.float32), jnp.zeros(n, jnp.float32))
         for gain, m, n in zip(gains, sizes[:-1], sizes[1:], strict=True)
     )
+
+
+class Change(NamedTuple):
+    """Other units for what a network reads and predicts: x = x' stretch + shift, and outputs times `factor`."""
+
+    stretch: Float[Array, " I"]
+    shift: Float[Array, " I"]
+    factor: Float[Array, ""]
+
+
+@runtime_checkable
+class Convertible(Protocol):
+    """Parameters that a change of units leaves the function they were: what a still normaliser needs (`still.py`)."""
+
+    def under(self, change: Change, /) -> Self:
+        """Return the parameters of the same function of raw observations, in other units; a policy has no `factor`."""
+        ...
+
+
+def reading(net: Net, change: Change) -> Net:
+    """Return the network that gives the same outputs when its inputs are in other units."""
+    first, *rest = net
+    bias = first.bias + jnp.sum(change.shift[:, None] * first.kernel, axis=0)
+    return (Layer(change.stretch[:, None] * first.kernel, bias), *rest)
+
+
+def predicting(net: Net, change: Change) -> Net:
+    """Return the network whose outputs are in other units."""
+    *rest, last = net
+    return (*rest, Layer(change.factor * last.kernel, change.factor * last.bias))
 
 
 def forward(net: Net, x: Float[Array, "S I"]) -> Float[Array, "S O"]:

@@ -80,13 +80,13 @@ def normalise_obs(scaling: Scaling, obs: Float[Array, "S O"]) -> Float[Array, "S
     return jnp.clip((obs - scaling.centre[None]) / scaling.scale[None], -CLIP, CLIP)
 
 
-def normalise_reward(scaling: Scaling, reward: Float[Array, "T E"]) -> Float[Array, "T E"]:
+def normalise_reward(scaling: Scaling, reward: Float[Array, "... T E"]) -> Float[Array, "... T E"]:
     """Return rewards divided by the standard deviation of returns-to-go, clipped at 10; not centred."""
     return jnp.clip(reward / scaling.scale, -CLIP, CLIP)
 
 
 def normalise(normaliser: Normaliser, raw: Rollout) -> Rollout:
-    """Return a rollout as its policy saw it, and as it is stored for later policies."""
+    """Return a rollout as a policy sees it under these statistics."""
     scaling = scaling_of(normaliser.obs)
 
     def see(obs: Array) -> Array:

@@ -22,6 +22,20 @@ def surrogate(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     return mean(ratio_to(logp, s.logp_i) * s.adv, s.weight)
 
 
+def cautious_gain(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """What a policy adds to the surrogate of eq (7), at least: E[(ratio - rho)·A], ratio - rho at most 1 where A > 0.
+
+    A single action that became thousands of times likelier would otherwise outweigh what all others lost.
+    """
+    change = ratio_to(logp, s.logp_i) - s.rho
+    return mean(jnp.minimum(change, jnp.where(s.adv > 0.0, 1.0, jnp.inf)) * s.adv, s.weight)
+
+
+def gains(logp: Float[Array, " S"], s: Sample) -> Float[Array, " S"]:
+    """What each sample adds to the surrogate of eq (7), without heavy tails: (ratio - rho)·A, ratio - rho within ±1."""
+    return jnp.clip(ratio_to(logp, s.logp_i) - s.rho, -1.0, 1.0) * s.adv
+
+
 def clipped_surrogate(logp: Float[Array, " S"], s: Sample, eps: Float[Array, ""]) -> Float[Array, ""]:
     """The GePPO objective, eq (14): E[min(ratio·A, clip(ratio, rho-eps, rho+eps)·A)]; PPO's eq (13) when rho = 1."""
     ratio = ratio_to(logp, s.logp_i)
@@ -45,6 +59,34 @@ def one_step_tv(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
 def penalty(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
     """The expected TV distance to all prior policies, left side of eqs (5) and (11): ½ E|ratio - 1|."""
     return 0.5 * mean(jnp.abs(ratio_to(logp, s.logp_i) - 1.0), s.weight)
+
+
+def bounded_one_step_tv(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """The expected one-step TV distance of eqs (6) and (7), from samples without heavy tails: E[(rho - ratio)+].
+
+    ratio and rho both average to 1, so what they differ by downwards is half of E|ratio - rho|, and never above rho.
+    """
+    return mean(jnp.maximum(s.rho - ratio_to(logp, s.logp_i), 0.0), s.weight)
+
+
+def bounded_penalty(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """The left side of eqs (5) and (11), from samples without heavy tails: E[(1 - ratio)+], within [0, 1]."""
+    return mean(probability_lost(logp, s), s.weight)
+
+
+def cautious_penalty(logp: Float[Array, " S"], s: Sample) -> Float[Array, ""]:
+    """The left side of eq (11) for a policy fitted to these samples: the larger of E[(1 - ratio)+] and E[(ratio - 1)+].
+
+    A policy that shrinks its deviation around the sampled actions makes every one of them likelier: nothing is lost on
+    the samples, however far it moved, but there it gains. The gain of a sample counts as 1 at most: no heavy tails.
+    """
+    gained = jnp.clip(ratio_to(logp, s.logp_i) - 1.0, 0.0, 1.0)
+    return jnp.maximum(bounded_penalty(logp, s), mean(gained, s.weight))
+
+
+def probability_lost(logp: Float[Array, " S"], s: Sample) -> Float[Array, " S"]:
+    """Return (1 - ratio)+, whose expectation over a ~ pi_{k-i} is the TV distance of pi to pi_{k-i}, inside eq (11)."""
+    return jnp.maximum(1.0 - ratio_to(logp, s.logp_i), 0.0)
 
 
 def target_weights(

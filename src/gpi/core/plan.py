@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 from gpi.theory.mixture import mixture
 
-TrustMode = Literal["paper", "adaptive", "strict"]
+TrustMode = Literal["paper", "adaptive", "strict", "keep"]
 TRUST_MODES: tuple[str, ...] = get_args(TrustMode)
 """How strictly an update keeps its trust region."""
 

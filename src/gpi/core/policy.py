@@ -40,6 +40,10 @@ class Distribution(Protocol):
         """Return KL(self‖other)(s), the forward KL divergence from one of its own kind: pi_k.kl(pi) as in eq (15)."""
         ...
 
+    def tv(self, other: Any, /) -> Float[Array, " S"]:
+        """Return the TV distance of eq (11) to one of its own kind, or an upper bound on it, of every pi(.|s)."""
+        ...
+
 
 @runtime_checkable
 class Theta(Protocol):

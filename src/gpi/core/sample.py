@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 
 class Rollout(NamedTuple):
-    """Transitions of one policy, axes `[T, E]`; raw from the environment, or normalised as the policy saw them."""
+    """Transitions of one policy, axes `[T, E]`; raw from the environment, or normalised as a policy sees them."""
 
     obs: Float[Array, "... T E O"]
     action: Num[Array, "..."]  # before clipping; without the axis A when discrete
@@ -24,7 +24,7 @@ class Rollout(NamedTuple):
 class Buffer(NamedTuple):
     """The data of the last M policies: slot i *is* pi_{k-i}."""
 
-    rollout: Rollout
+    rollout: Rollout  # normalised as pi_{k-i} saw it; raw where the normaliser is still
     logp_i: Float[Array, "M T E"]  # log pi_{k-i}(a|s)
     policies: Int[Array, ""]  # how many slots are filled
 

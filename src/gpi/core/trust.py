@@ -26,6 +26,7 @@ class Trust(NamedTuple):
     budget: Callable[[Sample, Hyper], Float[Array, ""]]  # the one-step trust region
     test: Callable[[Theta, Sample, Hyper], Test] | None = None  # that a policy must pass, whatever the rule
     kl_slack: float | None = None  # instead of the setting: the multiple of delta up to which KL is accepted
+    still: bool = False  # whether the normaliser's update moves no policy (`still.py`), where `--normaliser` is auto
 
 
 def fixed_budget(s: Sample, hyper: Hyper) -> Float[Array, ""]:
@@ -41,14 +42,15 @@ def remaining_budget(s: Sample, hyper: Hyper) -> Float[Array, ""]:
 def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Test:
     """Return the test of eq (11) as measured, and of a surrogate of eq (7) that is no worse than pi_k's.
 
-    Together they are what the worst-case decline of eq (3) rests on.
+    Together they are what the worst-case decline of eq (3) rests on. The policy was fitted to the samples that judge
+    it, so the distance and the gain are the cautious ones; and pi_k's own gain is 0 but for rounding.
     """
-    start = objectives.surrogate(log_pi(theta_k, s.obs, s.action), s)
+    start = objectives.cautious_gain(log_pi(theta_k, s.obs, s.action), s)
 
     def holds(theta: Theta) -> Bool[Array, ""]:
         logp = log_pi(theta, s.obs, s.action)
-        inside = objectives.penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
-        return inside & (objectives.surrogate(logp, s) >= start)
+        inside = objectives.cautious_penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
+        return inside & (objectives.cautious_gain(logp, s) >= start)
 
     return holds
 
@@ -57,4 +59,5 @@ TRUST: dict[str, Trust] = {
     "paper": Trust(fixed_budget),
     "adaptive": Trust(remaining_budget),
     "strict": Trust(fixed_budget, keeps_guarantee, kl_slack=1.0 - MARGIN),
+    "keep": Trust(fixed_budget, keeps_guarantee, kl_slack=1.0 - MARGIN, still=True),
 }

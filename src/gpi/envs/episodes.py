@@ -25,6 +25,7 @@ class EndedInBatch(NamedTuple):
     steps: int  # of the member within the batch, when it ended
     total: float  # its return
     length: int
+    env: int  # number of its environment, of the member's
 
 
 class EpisodeCounter:
@@ -60,7 +61,7 @@ class EpisodeCounter:
             begin = 0
             for t in np.flatnonzero(raw.done[p, :, e]):
                 self._extend(raw, p, e, slice(begin, int(t) + 1))
-                ended[p].append(EndedInBatch(int(steps[p, t]), *self._end((p, e))))
+                ended[p].append(EndedInBatch(int(steps[p, t]), *self._end((p, e)), e))
                 begin = int(t) + 1
             self._extend(raw, p, e, slice(begin, T))
         return [sorted(member) for member in ended]

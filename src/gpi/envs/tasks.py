@@ -37,6 +37,11 @@ class Task(NamedTuple):
         return dmc.HORIZON if self.backend == "dmc" else None
 
     @property
+    def return_range(self) -> tuple[float, float] | None:
+        """The least and the largest return of an episode; None where only its author knows them."""
+        return (0.0, float(dmc.HORIZON)) if self.backend == "dmc" else None  # a step's reward is in [0, 1]
+
+    @property
     def compiled(self) -> bool:
         """Whether compiled programs step its environments; otherwise the host does."""
         return self.backend in ("dmc", "envpool")

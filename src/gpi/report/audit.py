@@ -1,5 +1,7 @@
 """The summary of `gpi audit`: how often each bound held over all updates and seeds, and how badly one was broken.
 
+Besides: what updates promised and what came of it, and which seeds lost what they had learned.
+
 An algorithm is judged by its own bounds: on-policy, eq (2) is all that eq (11) says; PPO bounds no KL.
 """
 
@@ -16,12 +18,14 @@ import numpy as np
 
 from gpi.core.plan import ALGORITHMS
 from gpi.errors import UsageError
+from gpi.report.calibration import Calibration, calibrate, spans_of
+from gpi.rundir.course import BEST_BINS, BIN, BINS_LIMIT, LAST_BINS, Course, course, curve_of
 from gpi.rundir.run import Run, damaged, read_rows
 
 BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16), by their columns in audit.csv
 COLUMNS = (
     "seed", "iteration", "steps", *(bound + kind for bound in BOUNDS for kind in ("", "_bound", "_held")), "ess",
-    "ess_realised", "normaliser_tv", "fraction", "budget_exhausted",
+    "ess_realised", "surrogate_gain", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
 KL_RULES = ("trpo", "vmpo")  # the rules that bound KL
 REUSED = {"penalty": "eq (11)", "tv": "eq (7)", "kl": "eq (16)"}
@@ -46,6 +50,19 @@ class Worst(NamedTuple):
     iteration: int
 
 
+class Lost(NamedTuple):
+    """A seed that lost what it had learned, by the study's rule (`rundir/course.py`)."""
+
+    seed: int
+    best: float  # mean return of its best 50,000 steps
+    step: int  # at which these ended
+    last: float  # mean return of the last 200,000 steps, as far as they come after the best
+
+    def words(self) -> str:
+        """Say what was lost."""
+        return f"seed {self.seed} fell from {self.best:,.0f} (at step {self.step:,}) to {self.last:,.0f}"
+
+
 @dataclass(frozen=True, repr=False)
 class AuditSummary:
     """The audit of one run, counted over all its seeds."""
@@ -65,6 +82,11 @@ class AuditSummary:
     ess_share: float  # mean of realised over nominal effective sample size
     normaliser_tv: float  # mean TV the normaliser moved the policy by, which no bound covers
     worst: dict[str, Worst]  # by name of the bound
+    learned: int  # seeds that learned something that could be lost: their best 50,000 steps have a mean above 100
+    lost: tuple[Lost, ...]  # of these, seeds that lost it; a run of less than 250,000 steps cannot say
+    calibration: Calibration | None  # of the surrogate's gains; None for a run too short to say
+    undone: int = 0  # times that a seed certainly lost what it had learned, and went back
+    certified: tuple[float | None, ...] = ()  # with --trust keep, each seed's certificate at the end; None for nothing
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -96,9 +118,33 @@ class AuditSummary:
             words += f" {' and '.join(f'{MEASURE[b]}, {self.name_of(b)}, held {self._held(b)}' for b in others)}."
         if self.refused:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
+        if self.undone:
+            words += f" A certain loss was undone {self.undone:,} time{'s' if self.undone > 1 else ''}."
+        words += self._certified()
         if self.reuses:
             words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
-        return words
+        return words + self._kept()
+
+    def _certified(self) -> str:
+        """Say what is certified at the end, where anything is to be: a range of returns that is too wide shows here."""
+        known = sorted(x for x in self.certified if x is not None)
+        if not self.certified:
+            return ""
+        if not known:
+            return " Nothing is certified yet, so that no loss would be undone."
+        returns = f"{known[0]:.4g}" + (f" to {known[-1]:.4g}" if len(known) > 1 else "")
+        rest = len(self.certified) - len(known)
+        noun = "seed" if rest == 1 else "seeds"
+        return f" Certified at the end: a return of {returns}{f', of {rest} {noun} nothing' if rest else ''}."
+
+    def _kept(self) -> str:
+        """Say which seeds lost what they had learned, in a run that can tell."""
+        if not self.learned:
+            return ""
+        if not self.lost:
+            return f" No seed lost what it had learned ({self.learned} of {self.seeds} had learned)."
+        they = "it" if len(self.lost) == 1 else "they"
+        return f" Lost what {they} had learned: {', '.join(one.words() for one in self.lost)}."
 
     def _held(self, bound: str) -> str:
         """Say in how many updates a bound held."""
@@ -116,7 +162,11 @@ class AuditSummary:
         """Return the summary as a JSON object; an infinite worst ratio becomes null."""
         worst = {name: x._asdict() | {"ratio": x.ratio if math.isfinite(x.ratio) else None}
                  for name, x in self.worst.items()}  # fmt: skip
-        return dataclasses.asdict(self) | {"worst": worst, "bounds": list(self.bounds), "verdict": self.verdict()}
+        more = {"worst": worst, "bounds": list(self.bounds), "lost": [one._asdict() for one in self.lost]}
+        if self.calibration is not None:
+            bins = [one._asdict() for one in self.calibration.bins]
+            more["calibration"] = dataclasses.asdict(self.calibration) | {"bins": bins}
+        return dataclasses.asdict(self) | more | {"verdict": self.verdict()}
 
     @property
     def violations(self) -> dict[str, int]:
@@ -154,6 +204,7 @@ def summarise(run: Run) -> AuditSummary:
         ratio = np.where(some, measured / np.where(some, allowed, 1.0), np.where(measured > 0.0, np.inf, 0.0))
         i = int(np.nanargmax(ratio))
         worst[bound] = Worst(float(ratio[i]), int(table["seed"][i]), int(table["iteration"][i]))
+    courses = courses_of(run, table)
     broken = {bound: int(np.sum(table[f"{bound}_held"] != 1.0)) for bound in BOUNDS}
     return AuditSummary(
         run=run.dir.absolute().name,
@@ -171,13 +222,47 @@ def summarise(run: Run) -> AuditSummary:
         ess_share=float(np.mean(table["ess_realised"] / table["ess"])),
         normaliser_tv=float(np.mean(table["normaliser_tv"])),
         worst=worst,
+        learned=sum(one.learned for one in courses.values()),
+        lost=tuple(
+            Lost(seed, one.best.mean, one.best_end, one.after.mean) for seed, one in courses.items() if one.fell
+        ),
+        calibration=calibrate(spans_of(run, table)),
+        undone=int(np.nansum(table.get("undone", 0.0))),
+        certified=certified_of(table),
     )
+
+
+def certified_of(table: dict[str, np.ndarray]) -> tuple[float | None, ...]:
+    """Return what is certified of each seed in its last row; nothing at all without --trust keep."""
+    if "kept_return" not in table:
+        return ()
+    last = [table["kept_return"][table["seed"] == seed][-1] for seed in np.unique(table["seed"])]
+    return tuple(None if np.isnan(x) else float(x) for x in last)
+
+
+def courses_of(run: Run, table: dict[str, np.ndarray]) -> dict[int, Course]:
+    """Return what each seed learned and lost, of those that have taken the 250,000 steps of the best and the last.
+
+    Seeds whose numbers no curve can hold are left out.
+    """
+    courses = {}
+    for seed, ends in run.all_episodes().items():
+        taken = np.nan_to_num(table["steps"][table["seed"] == seed], nan=0.0, posinf=0.0)
+        bins = round(float(np.max(taken, initial=0.0)) / BIN)
+        if BEST_BINS + LAST_BINS <= bins <= BINS_LIMIT:
+            with np.errstate(over="ignore"):
+                curve = curve_of(*ends, bins)
+            if np.isfinite(curve).all():
+                courses[seed] = course(curve)
+    return courses
 
 
 def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
     """Return audits for people: a verdict for each run, then a table with a line for each of its bounds."""
     named = list(zip(summaries, names, strict=True))
-    lines = [filled(f"{name}: {s.verdict()}") for s, name in named]
+    lines = [
+        filled(f"{name}: {s.verdict()}" + (f" {s.calibration.words()}" if s.calibration else "")) for s, name in named
+    ]
     rows = [("run", "bound", "held", "worst", "seed", "iteration")]
     for s, name in named:
         for i, bound in enumerate(s.bounds):

@@ -1,4 +1,4 @@
-"""The figure of `gpi audit`: was the guarantee kept, by how much was it missed, and how old were the data?"""
+"""The figure of `gpi audit`: was the guarantee kept, by how much missed, how old were the data, what came of it?"""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gpi.report.audit import BOUNDS, AuditSummary, columns, percent
+from gpi.report.calibration import WINDOW, calibrate, spans_of
 from gpi.report.curves import COLOURS, thousands, wrapped
 from gpi.report.labels import tails
 from gpi.report.pictures import save_figure
@@ -21,18 +22,19 @@ from gpi.rundir.run import Run
 NAMES = {"penalty": "TV to prior policies", "tv": "one-step TV", "kl": "KL"}
 LABELS = (
     "updates inside the bound", "measured / allowed", "expected TV to the policy\nwhose data have this age",
-    "realised / nominal\nsample size",
+    "realised / nominal\nsample size", f"change of return from\n{WINDOW} updates to the next {WINDOW}",
 )  # fmt: skip
 BELOW = "environment steps per agent\n(line: mean of all seeds, shade: their whole range)"
+PROMISED = "change that the surrogate's gains promise"
 KEPT, BROKEN = "#009E73", "#D55E00"
 WINDOWS = 60  # points of a curve: each is the mean and the range of one of 60 windows of training
 COLUMN, TITLE = 3.7, 3.2  # inches
 
 
 def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: Path) -> None:
-    """Draw a column per run: share inside each bound, distances over bounds, TV by age, effective sample size."""
-    figure = Figure(figsize=(1.2 + COLUMN * len(runs), 11.5), layout="constrained")
-    axes = figure.subplots(4, len(runs), squeeze=False, sharey="row", height_ratios=(0.75, 1, 1, 0.75))
+    """Draw a column per run: shares inside bounds, distances over bounds, TV by age, sample size, promises kept."""
+    figure = Figure(figsize=(1.2 + COLUMN * len(runs), 14.5), layout="constrained")
+    axes = figure.subplots(5, len(runs), squeeze=False, sharey="row", height_ratios=(0.75, 1, 1, 0.75, 1))
     names = tails([run.dir for run in runs])
     for run, name, summary, column in zip(runs, names, summaries, axes.T, strict=True):
         what = f"{summary.task.removeprefix('dmc/')}, {summary.algorithm}, trust {summary.trust}"
@@ -42,7 +44,6 @@ def audit_figure(runs: Sequence[Run], summaries: Sequence[AuditSummary], path: P
         axes[row, 0].set_ylabel(text)
     for axis in axes[1:3, 0]:  # a row shares them
         plain_ticks(axis)
-    figure.supxlabel(BELOW, fontsize=10)
     save_figure(figure, path)
 
 
@@ -64,7 +65,9 @@ def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
     axes[2].axhline(table["penalty_bound"][0], color="black", lw=1.2, ls="--", label="eps/2, bound of their mean")
     draw_curve(axes[3], table["steps"], table["ess_realised"] / table["ess"], COLOURS[0], "realised / nominal")
     axes[3].set_ylim(0.0, 1.05)
-    for axis in axes[1:]:
+    axes[3].set_xlabel(BELOW)
+    draw_promises(axes[4], run, table)
+    for axis in axes[1:4]:
         axis.xaxis.set_major_formatter(thousands)
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
@@ -72,6 +75,25 @@ def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
     for axis, across in zip(axes[1:3], (1, 3), strict=True):
         axis.set_yscale("log")
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=across, frameon=False, fontsize=8)
+
+
+def draw_promises(axis: Axes, run: Run, table: dict[str, np.ndarray]) -> None:
+    """Draw what came against what was promised: every span, and the mean of those that promised about the same."""
+    spans = spans_of(run, table)
+    found = calibrate(spans)
+    axis.set_xlabel(PROMISED)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    if found is None:
+        axis.text(0.5, 0.5, "too few updates to say", ha="center", va="center", transform=axis.transAxes)
+        return
+    axis.plot(spans.promised, spans.realised, ".", color=COLOURS[0], alpha=0.3, ms=4, label=f"{2 * WINDOW} updates")
+    promised, realised, error, _ = zip(*found.bins, strict=True)
+    axis.errorbar(promised, realised, error, fmt="o", color=COLOURS[1], ms=5, capsize=3, label="mean ± standard error")
+    low, high = spans.realised.min(), max(spans.realised.max(), 0.0)
+    ends = np.clip([0.0, spans.promised.max()], low, high)
+    axis.plot(ends, ends, color="black", lw=1.2, ls="--", label="as promised")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False, fontsize=8)
 
 
 def plain_ticks(axis: Axes) -> None:

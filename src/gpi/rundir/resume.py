@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpi.config import Config
+from gpi.config import Config, as_first_saved
 from gpi.errors import FileError
 from gpi.files import ArraySpec
 from gpi.rundir import checkpoint
@@ -31,9 +31,9 @@ class Found(NamedTuple):
 def identity_of(config: Config, machine: Mapping[str, object]) -> Facts:
     """Return everything that decides the bits of a result: machine, environment and settings."""
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE}
-    text = json.dumps(settings, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return {**machine, "config": json.loads(text), "config_hash": digest}
+    hashed = {name: value for name, value in as_first_saved(config).items() if name not in FREE}
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+    return {**machine, "config": json.loads(json.dumps(settings, sort_keys=True)), "config_hash": digest}
 
 
 def find_checkpoint(directory: Path, layout: Mapping[str, ArraySpec], identity: Facts, *, allow_drift: bool) -> Found:
@@ -43,7 +43,7 @@ def find_checkpoint(directory: Path, layout: Mapping[str, ArraySpec], identity: 
     def judge(then: Facts) -> None:
         drift[:] = judge_drift(directory, then, identity, allow_drift=allow_drift)
 
-    weights = [name for name, spec in layout.items() if name.startswith("state/") and spec.dtype.kind == "f"]
+    weights = [name for name, spec in layout.items() if name.startswith(("state/", "kept/")) and spec.dtype.kind == "f"]
     found, skipped = checkpoint.newest_valid(directory, layout, weights, judge=judge)
     return Found(found, drift if found else [], skipped)
 

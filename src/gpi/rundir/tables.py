@@ -30,11 +30,13 @@ METRICS = (
     "ess", "improvement", "fraction", "adv_std", "degenerate_batch",
 )  # fmt: skip
 AUDIT = (
-    "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held", "kl",
-    "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "c_estimate", "worst_case_decline",
-    "normaliser_tv", "fraction", "budget_exhausted",
+    "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held",
+    "tv_closed", "kl", "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "gain_se", "c_estimate",
+    "worst_case_decline", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
+KEPT = ("kept_return", "undone")  # of audit.csv, where what was learned is kept
 TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
+HEADER_LIMIT = 1 << 16  # bytes of a table's first line
 RECENT_EPISODES = 10  # per seed, averaged into the return that is shown
 
 
@@ -50,8 +52,8 @@ class Table:
 
     def __init__(self, path: Path, columns: tuple[str, ...], size: int | None = None):
         """Start the file with its header, or cut it back to a size it once had and continue from there."""
-        self.path, self.pending, self.size = path, b"", size or 0
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.path, self.columns, self.pending, self.size = path, columns, b"", size or 0
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.fd = os.open(path, flags | (os.O_CREAT | os.O_TRUNC if size is None else 0), 0o666)
         except OSError as error:
@@ -65,8 +67,19 @@ class Table:
         if found < size:
             os.close(self.fd)
             raise FileError(f"{path} was cut short (expected at least {size} bytes, found {found}); restore it")
+        self.columns = self._header(columns)
         os.ftruncate(self.fd, size)
         os.lseek(self.fd, size, os.SEEK_SET)
+
+    def _header(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the columns that the file has: an earlier version may have begun it with fewer, and keeps them."""
+        line = os.pread(self.fd, min(self.size, HEADER_LIMIT), 0).decode(errors="replace").partition("\n")[0]
+        found = tuple(line.split(","))
+        unknown = [name for name in found if name not in columns]
+        if unknown:
+            os.close(self.fd)
+            raise FileError(f"{self.path} has a column {unknown[0][:40]!r} that this version does not know; restore it")
+        return found
 
     def add(self, rows: Iterable[Iterable[Any]]) -> None:
         """Append rows."""
@@ -119,7 +132,8 @@ class RunTables:
         """Open the tables of a new run, or cut those of an interrupted one back to its checkpoint."""
         self.job, config = job, job.config
         ages = tuple(f"tv_age_{i}" for i in range(len(job.plan.nu)))
-        columns = {"metrics": METRICS, "audit": AUDIT + ages, "episodes": EPISODES, "timing": TIMING}
+        kept = KEPT if job.keeps else ()
+        columns = {"metrics": METRICS, "audit": AUDIT + ages + kept, "episodes": EPISODES, "timing": TIMING}
         sizes = saved["tables"] if saved else dict.fromkeys(columns)
         self.tables = {name: Table(directory / f"{name}.csv", columns[name], sizes[name]) for name in columns}
         self.episodes = EpisodeCounter(config.seeds, config.num_envs)
@@ -159,11 +173,13 @@ class RunTables:
         before = self.steps
         self.steps = before + np.where(frozen, 0, it.raw.valid.sum(axis=(1, 2)))
         self.tables["episodes"].add(
-            (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length in ended[p]
+            (seed, before[p] + steps, total, length) for p, seed in alive for steps, total, length, _ in ended[p]
         )
-        rows = {p: self._row(it, p, seed, [total for _, total, _ in ended[p]]) for p, seed in alive}
-        self.tables["metrics"].add([row[name] for name in METRICS] for row in rows.values())
-        self.tables["audit"].add([*(row[name] for name in AUDIT), *row["tv_age"]] for row in rows.values())
+        rows = {p: self._row(it, p, seed, [e.total for e in ended[p]]) for p, seed in alive}
+        audits = [row | audit_of(it, p) for p, row in rows.items()]
+        for name, found in (("metrics", rows.values()), ("audit", audits)):
+            table = self.tables[name]
+            table.add([row[column] for column in table.columns] for row in found)
         seconds = time.perf_counter() - self.start
         self.tables["timing"].add([(it.number, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
         return self._measured(rows)
@@ -179,9 +195,9 @@ class RunTables:
         return frozen
 
     def _row(self, it: Iteration, p: int, seed: int, returns: list[float]) -> Row:
-        """Return one seed's numbers of an iteration, by column."""
+        """Return one seed's measurements of an iteration, by column of metrics.csv."""
         self.recent[p].extend(returns)
-        row = {name: value[p] for name, value in (it.audit._asdict() | it.metrics._asdict()).items()}
+        row = {name: value[p] for name, value in it.metrics._asdict().items()}
         row |= {"seed": seed, "iteration": it.number, "steps": self.steps[p]}
         return row | {"episode_return": np.mean(returns) if returns else None}
 
@@ -214,6 +230,13 @@ class RunTables:
     def faults(self) -> str:
         """Describe which seeds are frozen, since when, and why."""
         return describe(self.frozen)
+
+
+def audit_of(it: Iteration, p: int) -> Row:
+    """Return one seed's audit of an iteration, by column of audit.csv: its estimates of TV are not those of metrics."""
+    row = {name: value[p] for name, value in it.audit._asdict().items()}
+    row |= {f"tv_age_{i}": x for i, x in enumerate(row.pop("tv_age"))}
+    return row if it.kept is None else row | {name: getattr(it.kept, name)[p] for name in KEPT}
 
 
 def slowest(seeds: Iterable[int], steps: Sequence[int], frozen: Container[str]) -> int:

@@ -20,8 +20,9 @@ from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UsageError
+from gpi.rundir.course import BIN, COUNT, MEAN
 from gpi.study.definition import arm_name, plain
-from gpi.study.results import BIN, COUNT, MEAN, NOT_OF_ARM, Result
+from gpi.study.results import NOT_OF_ARM, Result
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config) if field.name not in NOT_OF_ARM}
 FINISHED, UNFINISHED, FROZEN, SILENT = "finished", "unfinished", "frozen", "no episode at the end"

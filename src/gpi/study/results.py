@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import files
-from gpi.config import Config, config_of
+from gpi.config import Config, as_first_saved, config_of
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError
 from gpi.report.audit import summarise
+from gpi.rundir.course import BIN, BINS_LIMIT, curve_of
 from gpi.rundir.done import read_done
 from gpi.rundir.resume import FREE
 from gpi.rundir.run import Run, final_performance, open_run
@@ -28,11 +29,8 @@ from gpi.standalone import Facts
 
 FORMAT = "gpi-study-1"
 SIZE_LIMIT = 1 << 28
-BIN = 10_000  # steps of a point of a curve
-BINS_LIMIT = 100_000
 POINTS_LIMIT = 10_000_000  # of all seeds' curves
 NOT_OF_ARM = ("task", "seed", "seeds", "threads", "backend", *FREE)  # settings that make no other arm
-COUNT, MEAN, SQUARE = range(3)  # the parts of a curve's point: episodes, their mean, the mean of their squares
 
 
 @dataclass(frozen=True)
@@ -91,14 +89,6 @@ def read_result(directory: str | Path) -> Result:
     )  # fmt: skip
 
 
-def curve_of(steps: np.ndarray, returns: np.ndarray, bins: int) -> np.ndarray:
-    """Return one seed's learning curve in bins of 10,000 steps, `[bins, 3]`; mean and square are 0 in an empty bin."""
-    place = np.clip((steps - 1) // BIN, 0, bins - 1).astype(np.int64)
-    count = np.bincount(place, minlength=bins).astype(np.float64)
-    sums = [np.bincount(place, weights=x, minlength=bins) for x in (returns, returns**2)]
-    return np.stack([count, *(x / np.maximum(count, 1.0) for x in sums)], axis=-1).astype(np.float32)
-
-
 def audit_of(run: Run) -> Facts:
     """Return the sums of a run's audit; a run that was cut down has them in audit.json."""
     if (run.dir / "audit.json").exists():
@@ -114,7 +104,7 @@ def encode_pack(results: Sequence[Result]) -> bytes:
     arrays: dict[str, np.ndarray] = {}
     for number, result in enumerate(results):
         about = {
-            "config": dataclasses.asdict(result.config), "steps": list(result.steps), "audit": result.audit,
+            "config": as_first_saved(result.config), "steps": list(result.steps), "audit": result.audit,
             "versions": result.versions, "devices": list(result.devices), "complete": result.complete,
         }  # fmt: skip
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

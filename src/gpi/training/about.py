@@ -37,6 +37,12 @@ def environment_facts(spec: Spec) -> Facts:
     }  # fmt: skip
 
 
+def short_names(spec: Spec) -> list[str]:
+    """Return the names of observations, for policies read from a checkpoint; none if they would fill its state."""
+    names = spec.observation_names
+    return list(names) if sum(map(len, names)) + 8 * len(names) < files.JSON_LIMIT // 4 else []
+
+
 def write_config(directory: Path, job: Job, devices: list[Device], *, exact: bool, started: str | None = None) -> None:
     """Write config.json, with everything needed to repeat the run; a resumed run keeps the time it `started`."""
     plan = job.plan

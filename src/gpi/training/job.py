@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from gpi.core.plan import Plan
 from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
 from gpi.envs.tasks import Task
+from gpi.errors import UsageError
 
 if TYPE_CHECKING:  # deciding what to run must start neither JAX nor an environment
     from gpi.envs.importing import Make
@@ -36,6 +38,17 @@ class Job:
         return self.config.B * self.config.n // self.plan.steps
 
     @property
+    def keeps(self) -> bool:
+        """Whether an agent that certainly lost what it had learned goes back."""
+        return self.config.trust == "keep"
+
+    @property
+    def return_range(self) -> tuple[float, float]:
+        """The least and the largest return of an episode, as the user or the task says."""
+        low, high = self.config.return_range or self.task.return_range or (-math.inf, math.inf)
+        return low, high
+
+    @property
     def env_seeds(self) -> list[int]:
         """The environment seeds of all members, in the order of the pool."""
         name = self.config.short_task
@@ -54,6 +67,23 @@ def resolve(config: Config, make: Make | None = None, callbacks: Sequence[Callba
         config = dataclasses.replace(config, reset_each_batch=task.horizon is not None)
     validate(config)
     validate_batch(config, task.horizon)
+    validate_keeping(config, task)
     seeds = range(config.seed, config.seed + config.seeds)
     evaluations = [Evaluate(config.eval_every, config.eval_episodes)] if config.eval_every else []
     return Job(config, task, plan_of(config), seeds, make, [*evaluations, *callbacks])
+
+
+def validate_keeping(config: Config, task: Task) -> None:
+    """Raise where certificates would have no meaning: without a range of returns, or with episodes that are cut off."""
+    if config.trust != "keep":
+        return
+    if not config.return_range and task.return_range is None:
+        raise UsageError(
+            f"trust = keep needs the least and the largest return of an episode, which {config.task} does not say; "
+            "use --return-range LOW,HIGH, or --trust strict --normaliser still"
+        )
+    if config.reset_each_batch and task.horizon is None:
+        raise UsageError(
+            "trust = keep needs every episode to its end, and reset_each_batch = True cuts off the last of each batch; "
+            "use --no-reset-each-batch"
+        )

@@ -101,7 +101,8 @@ def hyper_of(job: Job) -> Hyper:
 def static_of(config: Config) -> Static:
     """Return the settings that shape the compiled program."""
     rule = ALGORITHMS[config.algorithm].rule
-    return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack, config.trust)
+    still = TRUST[config.trust].still if config.normaliser == "auto" else config.normaliser == "still"
+    return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack, config.trust, still)
 
 
 def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shape: Shape) -> State:

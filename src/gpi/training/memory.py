@@ -12,6 +12,7 @@ from gpi.machine import available_memory
 from gpi.training.job import Job
 
 STATES = 8  # copies of the networks: parameters and Adam's two moments, the same in an update, and in a checkpoint
+KEPT_STATES = 30  # the same for the policies to go back to: five, with their moments, there and in a checkpoint
 FLOAT = 4
 PROGRAM = 600 * 2**20  # Python, JAX and its compiled programs; measured: 900 MiB
 DMC_ENVIRONMENT = 6 * 2**20  # MuJoCo's model and arena; measured: 7 to 9 MiB
@@ -44,8 +45,9 @@ def memory_needed(config: Config) -> int:
     observations, actions = (spec.observation_size, spec.action_size) if spec else (1, 1)
     layers = [observations, *config.hidden]
     networks = 2 * sum(a * b for a, b in itertools.pairwise(layers)) + layers[-1] * (actions + 1)
+    states = STATES + (KEPT_STATES if config.trust == "keep" else 0)
     rows = len(plan.nu) * plan.steps
     row = 2 * observations + actions + 4  # two observations, the action, reward, log-probability, flags
     samples = rows * (3 * row + 2 * sum(config.hidden))  # raw, normalised, as one sample; the networks' layers
     environments = config.num_envs * (DMC_ENVIRONMENT if spec else 0)
-    return PROGRAM + config.seeds * (FLOAT * (networks * STATES + samples) + environments)
+    return PROGRAM + config.seeds * (FLOAT * (networks * states + samples) + environments)

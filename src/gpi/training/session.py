@@ -31,7 +31,7 @@ from gpi.rundir.resume import find_checkpoint, identity_of
 from gpi.rundir.run import CURVE, Run
 from gpi.rundir.tables import RunTables, describe, slowest
 from gpi.standalone import Facts
-from gpi.training.about import environment_facts, headline, write_config, write_done
+from gpi.training.about import environment_facts, headline, short_names, write_config, write_done
 from gpi.training.devices import Device, learning_devices, machine_identity
 from gpi.training.job import Job
 from gpi.training.progress import Progress
@@ -204,6 +204,8 @@ class Session:
             for it in () if tables.all_frozen() or interrupt.signal else trainer.iterations(config.steps):
                 report = self._report(run, it.number, tables.add(it))
                 self._announce_frozen(tables)
+                for line in it.kept.lines if it.kept else ():
+                    self.progress.say(line)
                 self.progress.show(report)
                 self.first = self.first or time.perf_counter() - self.began
                 fault = self._call_back(report)
@@ -289,7 +291,7 @@ class Session:
             "steps": [int(x) for x in tables.steps],
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "returns": {str(seed): None if np.isnan(x) else x for seed, x in result.returns.items()},
-        })  # fmt: skip
+        } | ({"undone": trainer.keeper.undone} if trainer.keeper else {}))  # fmt: skip
 
     def _draw(self, result: Run) -> None:
         """Draw the learning curves; a full disk or a broken matplotlib costs the picture, and nothing else."""
@@ -355,12 +357,6 @@ def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, st
         "seed": str(trainer.job.seeds[p]), "steps": str(run.tables.steps[p]),
     }  # fmt: skip
     return theta, normaliser, trainer.spec, about
-
-
-def short_names(spec: Spec) -> list[str]:
-    """Return the names of observations, for policies read from a checkpoint; none if they would fill its state."""
-    names = spec.observation_names
-    return list(names) if sum(map(len, names)) + 8 * len(names) < files.JSON_LIMIT // 4 else []
 
 
 def save_traceback(error: EnvironmentFault, directory: Path) -> EnvironmentFault:

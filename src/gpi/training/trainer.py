@@ -27,6 +27,7 @@ from gpi.files import ArraySpec
 from gpi.training.collect import Collector, CompiledCollector, HostCollector, Shape, batch_shape
 from gpi.training.devices import Device
 from gpi.training.job import Job
+from gpi.training.keeping import Keeper, Kept
 from gpi.training.learner import Learner, Reports
 
 RENAMED = {"state/agent/value/params/net/": "state/agent/value/params/",
@@ -52,6 +53,7 @@ class Iteration(NamedTuple):
     fault: np.ndarray  # for each member, 0 or 1 + the stage that froze it
     collect_seconds: float
     learn_seconds: float
+    kept: Kept | None = None  # where what was learned is kept
 
 
 class Trainer:
@@ -67,6 +69,7 @@ class Trainer:
         )  # fmt: skip
         self.job, self.spec = job, pool.spec
         self.learner = Learner(job, pool.spec, shape, devices)
+        self.keeper = Keeper(job, self.learner) if job.keeps else None
         self.collector = self._collector(pool, shape)
         self.batches = 0  # collected, warm-up included
         self.done = 0  # iterations
@@ -79,10 +82,13 @@ class Trainer:
     def compile(self) -> None:
         """Compile every program once, side by side, ahead of the run: collect, learn and observe."""
         lowered = [self.collector.lower(self.learner.acting), *self.learner.lower()]
+        lowered += self.keeper.lower() if self.keeper else []
         with ThreadPoolExecutor() as compilers:
-            collecting, *learning = compilers.map(lambda program: program.compile(), lowered)
+            collecting, learning, observing, *keeping = compilers.map(lambda program: program.compile(), lowered)
         self.collector.use(collecting)
-        self.learner.use(*learning)
+        self.learner.use(learning, observing)
+        if self.keeper:
+            self.keeper.use(*keeping)
         self.compile_seconds = time.perf_counter() - self.started
 
     def collect(self) -> Rollout:
@@ -102,6 +108,8 @@ class Trainer:
         for _ in range(self.job.warm_up_batches):
             raw = self.collect()
             self.learner.observe(raw)
+            if self.keeper:
+                self.keeper.begin(raw)
             self._prepare()
             batches.append(jax.tree.map(np.asarray, raw))
         return batches
@@ -112,6 +120,8 @@ class Trainer:
             start = time.perf_counter()
             raw = self.collect()
             collected = time.perf_counter()
+            if self.keeper:
+                self.keeper.before_learning(raw, self.taken)
             pending = self.learner.learn(raw, self.batches - 1)
             broken = None
             try:
@@ -119,15 +129,16 @@ class Trainer:
             except EnvironmentFault as error:  # this iteration is complete; only the next cannot begin
                 broken = error
             reports = self.learner.fetch(*pending)
+            kept = self.keeper.after_learning(reports.fault) if self.keeper else None
             seconds = collected - start, time.perf_counter() - collected
-            yield self._count(jax.tree.map(np.asarray, raw), reports, seconds)
+            yield self._count(jax.tree.map(np.asarray, raw), reports, seconds, kept)
             if broken is not None:
                 raise broken
 
-    def _count(self, raw: Rollout, reports: Reports, seconds: tuple[float, float]) -> Iteration:
+    def _count(self, raw: Rollout, reports: Reports, seconds: tuple[float, float], kept: Kept | None) -> Iteration:
         self.done += 1
         self.taken = self.taken + raw.valid.sum(axis=(1, 2))
-        return Iteration(self.done, raw, *reports, *seconds)
+        return Iteration(self.done, raw, *reports, *seconds, kept)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return everything the next iteration depends on, as arrays by name."""
@@ -143,13 +154,16 @@ class Trainer:
     def _everything(self, state: State) -> dict[str, Any]:
         counters = {"batches": np.int64(self.batches), "done": np.int64(self.done), "taken": self.taken}
         feed = Feed(self.collector.obs, self.collector.ended)
-        return {"state": state, "feed": feed, "place": self.collector.position, "counters": counters}
+        kept = {"kept": self.keeper.snapshot()} if self.keeper else {}
+        return {"state": state, "feed": feed, "place": self.collector.position, "counters": counters} | kept
 
     def restore(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
         """Continue from a snapshot; return which of the replayed environments `[P, E]` repeat what they had shown."""
         now = self._everything(self.learner.snapshot())
         saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
         self.learner.restore(saved["state"])
+        if self.keeper:
+            self.keeper.restore(saved["kept"])
         counters, position = saved["counters"], saved["place"]
         self.batches, self.done, self.taken = int(counters["batches"]), int(counters["done"]), counters["taken"]
         same = self.collector.replay(Position(*position))
@@ -159,6 +173,8 @@ class Trainer:
     def start_over(self) -> None:
         """Start new episodes everywhere, because the environments cannot be brought back to where they were."""
         self.collector.reset()
+        if self.keeper:
+            self.keeper.forget()
 
 
 def named(tree: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from gpi.study.definition import Job
 from gpi.study.directory import Layout
 
 SHAPING = (
-    "seeds", "num_envs", "epochs", "minibatches", "max_grad_norm", "kl_slack", "trust", "hidden", "reset_each_batch",
+    "seeds", "num_envs", "epochs", "minibatches", "max_grad_norm", "kl_slack", "trust", "normaliser", "hidden",
+    "reset_each_batch",
 )  # fmt: skip
 """Settings that are compiled into a program; others are its arguments."""
 

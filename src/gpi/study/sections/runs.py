@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpi.report.blocks import Chart, Line, Section, Table
+from gpi.rundir.course import BIN, Course, course
 from gpi.study.frame import FINISHED, Seed
-from gpi.study.learning import Course, course
-from gpi.study.results import BIN
 from gpi.study.sections.words import Material, bounds_of, slug
 from gpi.study.statistics import reach_of
 from gpi.training.progress import plural

@@ -1,0 +1,72 @@
+"""A normaliser whose update moves no policy: the networks change with the statistics, so that nothing else does.
+
+With the paper's normaliser, policy and value are other functions of the raw observations after every update of the
+statistics, which no ratio sees. Here the first layer takes the change back, the samples of prior policies are kept raw
+and normalised anew with the statistics in force, and the value keeps its meaning when the scale of rewards changes.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from gpi.core.agent import Agent
+from gpi.core.network import Change, Convertible
+from gpi.core.normaliser import CLIP, Normaliser, normalise, scaling_of
+from gpi.core.sample import Buffer
+from gpi.core.solvers import Adam, Tree
+from gpi.errors import UsageError
+
+
+def change_of(old: Normaliser, new: Normaliser) -> Change:
+    """Return how what the networks read and predict changes with the statistics.
+
+    Limited to what clipping let through: only data of which some were clipped, or the first that vary at all, change
+    the statistics by more, and following those could leave weights too large to be unlearned.
+    """
+    before, after = scaling_of(old.obs), scaling_of(new.obs)
+    shift = jnp.clip((after.centre - before.centre) / before.scale, -CLIP, CLIP)
+    stretch, factor = after.scale / before.scale, scaling_of(old.returns).scale / scaling_of(new.returns).scale
+    return Change(jnp.clip(stretch, 1.0 / CLIP, CLIP), shift, jnp.clip(factor, 1.0 / CLIP, CLIP))
+
+
+def inverse(change: Change) -> Change:
+    """Return the change back."""
+    return Change(1.0 / change.stretch, -change.shift / change.stretch, 1.0 / change.factor)
+
+
+def carried(adam: Adam[Tree], change: Change, gain: Float[Array, ""]) -> Adam[Tree]:
+    """Return parameters and moments of Adam in the units of the new statistics, where the objective is `gain` times it.
+
+    A gradient transforms by the derivative of the way back. Its squares do so twice, as far as they are known: of how
+    it varies together with the gradient of the bias, which a shift mixes in, Adam keeps nothing.
+    """
+    old = adam.params
+    if not isinstance(old, Convertible):
+        raise UsageError(f"{type(old).__name__} has no `under`, which a still normaliser needs; use --normaliser paper")
+    params = old.under(change)
+
+    def back(change: Change, gradient: Tree) -> Tree:
+        _, pull = jax.vjp(lambda params: params.under(inverse(change)), params)
+        return jax.tree.map(lambda g: gain * g, pull(gradient)[0])
+
+    scale_only = change._replace(shift=jnp.zeros_like(change.shift))
+    second = back(scale_only, back(scale_only, adam.second))
+    return adam._replace(params=params, first=back(change, adam.first), second=second)
+
+
+def carry_over(agent: Agent, old: Normaliser, new: Normaliser) -> Agent:
+    """Return the agent whose policy and value are, under the new statistics, the functions they were under the old.
+
+    Exactly so where neither statistics clip an observation, but for rounding. The policy's objective has no units, the
+    value's is the square of a reward.
+    """
+    change = change_of(old, new)
+    policy = carried(agent.policy, change, jnp.ones_like(change.factor))
+    return agent._replace(policy=policy, value=carried(agent.value, change, change.factor**2))
+
+
+def seen_now(normaliser: Normaliser, buffer: Buffer) -> Buffer:
+    """Return raw samples of prior policies as the networks read them now."""
+    return buffer._replace(rollout=normalise(normaliser, buffer.rollout))

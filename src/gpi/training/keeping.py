@@ -1,0 +1,270 @@
+"""Keeping what was learned: an agent whose performance certainly fell goes back to a policy from before the fall.
+
+`gpi.theory.certificate` bounds what the episodes of a window say about its policies. The best lower bound so far is
+kept, with a policy drawn from its window; when the upper bound of a window that began later is below it, the loss is
+certain. An earlier one proves nothing: it may hold the failures that the agent has learned from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+from jax.stages import Compiled, Lowered
+
+from gpi.core import faults
+from gpi.core.iteration import State
+from gpi.core.kept import NOTHING, Memory, Snapshot, first_memory, go_back, remember
+from gpi.core.sample import Rollout
+from gpi.envs.episodes import EndedInBatch, EpisodeCounter
+from gpi.theory.certificate import SIZES, Windows, certificates, extend, first_windows, restart, room, turn
+from gpi.training.job import Job
+from gpi.training.learner import Learner, Program, shared_program, signature
+
+LEVELS = len(SIZES)
+NOW = 1 + LEVELS  # the source of the kept policy: pi_k
+ROUNDING = 1e-6  # relative: a return this far outside its range is no news
+
+
+class Member(NamedTuple):
+    """What one agent's episodes have certified so far."""
+
+    windows: Windows
+    episodes: np.ndarray  # counted so far
+    since: np.ndarray  # [L], steps at which each window began
+    made: np.ndarray  # [L], steps at which each window's draw was the policy
+    kept: np.ndarray  # the best lower bound since the agent last went back, scaled; 0 says nothing
+    kept_at: np.ndarray  # episodes counted when it was certified
+    kept_made: np.ndarray  # steps at which the kept policy was the policy
+    undone: np.ndarray  # how often the agent went back
+
+
+class Fall(NamedTuple):
+    """A window whose performance is certainly below what is kept."""
+
+    mean: float  # of its scaled returns
+    since: int  # steps at which it began
+    kept: float  # the lower bound that it is below
+
+
+class Seen(NamedTuple):
+    """What the episodes of a batch change."""
+
+    member: Member
+    take: np.ndarray  # [L], windows that draw pi_k
+    source: int  # of the kept policy, as `core.kept.remember` takes it
+    fall: Fall | None
+
+
+class Kept(NamedTuple):
+    """What an iteration did to keep what was learned, `[P]`."""
+
+    kept_return: np.ndarray  # the best lower bound since the agent last went back, as a return; NaN before the first
+    undone: np.ndarray  # whether the agent went back
+    lines: list[str]  # to tell the user
+
+
+def snapshot_of(state: State) -> Snapshot:
+    """Return every member's pi_k, to go back to."""
+    return Snapshot(state.agent, state.normaliser)
+
+
+def first_member() -> Member:
+    """Return an agent before its first episode."""
+    zero, zeros = np.zeros((), np.int64), np.zeros(LEVELS, np.int64)
+    return Member(first_windows(), zero, zeros, zeros, np.zeros(()), zero, zero, zero)
+
+
+def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndarray]) -> Seen:
+    """Return an agent after scaled returns x of pi_k, which is its policy since `steps`.
+
+    `draw` gives each level a random number for the n-th episode of the agent. Episodes after a fall are not counted.
+    A fall uses up what was kept: the policy that the agent goes back to is one draw, and must earn its own certificate.
+    """
+    take, source = np.zeros(LEVELS, np.bool_), NOTHING
+    while len(x):
+        part, x = x[: room(member.windows)], x[room(member.windows) :]
+        since = np.where(member.windows.n == 0, steps, member.since)
+        windows = extend(member.windows, part)
+        drawn = draw(int(member.episodes)) < len(part) / windows.n  # one of its policies, all with the same chance
+        take, made = take | drawn, np.where(drawn, steps, member.made)
+        member = member._replace(windows=windows, episodes=member.episodes + len(part), since=since, made=made)
+        low, high = certificates(windows)
+        best = int(low.argmax())
+        if low[best] > member.kept:
+            member = member._replace(kept=low[best], kept_at=member.episodes, kept_made=made[best])
+            source = NOW if take[best] else 1 + best
+        later = np.where(member.episodes - windows.n >= member.kept_at, high, 1.0)  # of windows that began since
+        worst = int(later.argmin())
+        if later[worst] < member.kept:
+            fall = Fall(float(windows.total[worst] / windows.n[worst]), int(since[worst]), float(member.kept))
+            member = member._replace(windows=restart(windows), kept=np.zeros(()), kept_at=member.episodes)
+            return Seen(member, take, source, fall)
+        member = member._replace(windows=turn(windows))
+    return Seen(member, take, source, None)
+
+
+def evidence(episodes: list[EndedInBatch], environments: int, skip: np.ndarray) -> list[float]:
+    """Return the returns of an agent's episodes that count: in its first environments, begun after its last fall.
+
+    `skip` says in which environments the first one began before, and is brought up to date. They are in the order of
+    time and environment, never of returns: a window must not choose what it sees.
+    """
+    returns = []
+    for _, total, _, env in sorted(episodes, key=lambda episode: (episode.steps, episode.env)):
+        if env < environments and not skip[env]:
+            returns.append(total)
+        skip[env] = False
+    return returns
+
+
+def random_numbers(name: str) -> np.ndarray:
+    """Return a random number in [0, 1) for every level that depends on nothing but a name."""
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint64)
+    return words[:LEVELS] / 2.0**64
+
+
+class Keeper:
+    """Keeps what every member of a population has learned."""
+
+    def __init__(self, job: Job, learner: Learner):
+        """Start before the first episode."""
+        self.job, self.learner = job, learner
+        config = job.config
+        self.low, self.high = job.return_range
+        # Environments that run on through updates depend on each other: then the first alone is evidence.
+        self.environments = config.num_envs if config.reset_each_batch else 1
+        self.members = [first_member() for _ in job.seeds]
+        self.running = EpisodeCounter(config.seeds, config.num_envs)
+        self.skip = np.zeros((config.seeds, config.num_envs), np.bool_)  # running episodes that began before a fall
+        init = jax.jit(jax.vmap(lambda now: first_memory(now, LEVELS)), out_shardings=learner.sharded)
+        self.memory: Memory = init(snapshot_of(learner.state))
+        self.seen: list[Seen | None] = []  # of the batch that is being learned from
+        self.warned = False
+        self.lines: list[str] = []
+        self.programs: tuple[Compiled, Compiled]
+
+    def lower(self) -> list[Program]:
+        """Return the programs to compile, `remember` and `go_back`."""
+        state, members = self.learner.state, len(self.members)
+        take, source = self._sent(np.zeros((members, LEVELS), np.bool_), np.zeros(members, np.int32))
+        undo = self._sent(np.zeros(members, np.bool_))[0]
+        return [self._program(remember, self.memory, snapshot_of(state), take, source),
+                self._program(go_back, state, self.memory, undo)]  # fmt: skip
+
+    def _program(self, one: Callable[..., Any], *arguments: Any) -> Program:
+        spec, mesh = PartitionSpec("P"), self.learner.mesh
+
+        def lower() -> Lowered:
+            sharded = jax.shard_map(jax.vmap(one), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+            return jax.jit(sharded, donate_argnums=0).lower(*arguments)
+
+        return shared_program((one.__name__, mesh, *signature(arguments)), lower)
+
+    def use(self, remembering: Compiled, returning: Compiled) -> None:
+        """Remember and go back with these compiled programs from now on."""
+        self.programs = remembering, returning
+
+    def _sent(self, *arrays: np.ndarray) -> list[Any]:
+        """Return arrays `[P, ...]` on the devices that learn."""
+        return [jax.device_put(self.learner.population.padded(x), self.learner.sharded) for x in arrays]
+
+    def begin(self, raw: Rollout) -> None:
+        """Count the beginnings of the first episodes, which lie in the warm-up."""
+        self._count(raw, np.zeros(len(self.members), np.bool_))
+
+    def _count(self, raw: Rollout, frozen: np.ndarray) -> list[list[EndedInBatch]]:
+        ended = self.running.add_batch(jax.tree.map(np.asarray, raw), frozen)
+        # A reward that is not finite freezes its agent; it must not reach a checkpoint from here either.
+        self.running.total = np.where(np.isfinite(self.running.total), self.running.total, 0.0)
+        return ended
+
+    def before_learning(self, raw: Rollout, taken: np.ndarray) -> None:
+        """See the episodes of a batch, of policies that each had `taken` these steps, and remember the policies."""
+        if self.job.config.reset_each_batch:
+            self.running.forget()
+        state = self.learner.state
+        frozen = self.learner.population.real(np.asarray(state.fault)) != faults.NONE
+        ended = self._count(raw, frozen)
+        self.seen = [None] * len(ended)
+        for p, episodes in enumerate(ended):
+            x = self._scaled(evidence(episodes, self.environments, self.skip[p]))
+            if len(x):
+                self.seen[p] = see(self.members[p], x, int(taken[p]), self._draws(p))
+        changes = [(x.take, x.source) if x else (np.zeros(LEVELS, np.bool_), NOTHING) for x in self.seen]
+        take, source = np.array([take for take, _ in changes]), np.array([source for _, source in changes], np.int32)
+        if take.any() or source.any():
+            self.memory = self.programs[0](self.memory, snapshot_of(state), *self._sent(take, source))
+
+    def _scaled(self, returns: list[float]) -> np.ndarray:
+        """Return returns scaled to [0, 1]; one that is not finite freezes its agent and is no evidence."""
+        x = (np.array([r for r in returns if np.isfinite(r)]) - self.low) / (self.high - self.low)
+        outside = (x < -ROUNDING) | (x > 1 + ROUNDING)
+        if outside.any() and not self.warned:
+            self.warned = True
+            worst = self.low + float(x[outside][0]) * (self.high - self.low)
+            self.lines.append(
+                f"warning: an episode's return of {worst:.6g} is outside the range {self.low:g} to {self.high:g} and "
+                "counts as its end: certificates may be wrong; train with a wider --return-range"
+            )
+        return x.clip(0.0, 1.0)
+
+    def _draws(self, p: int) -> Callable[[int], np.ndarray]:
+        config, seed = self.job.config, self.job.seeds[p]
+        return lambda number: random_numbers(f"{config.short_task}/{config.algorithm}/{seed}/{number}")
+
+    def after_learning(self, fault: np.ndarray) -> Kept:
+        """Go back with every member that fell; return what was done."""
+        undone = np.zeros(len(self.members), np.bool_)
+        for p, seen in enumerate(self.seen):
+            if seen is not None:
+                self.members[p] = seen.member
+                if seen.fall is not None and fault[p] == faults.NONE:
+                    undone[p] = True
+                    self._note_fall(p, seen.fall)
+        if undone.any():
+            self.learner.state = self.programs[1](self.learner.state, self.memory, *self._sent(undone))
+        lines, self.lines, self.seen = self.lines, [], []
+        kept = np.array([self._return(float(m.kept)) if m.kept > 0 else np.nan for m in self.members])
+        return Kept(kept, undone, lines)
+
+    def _note_fall(self, p: int, fall: Fall) -> None:
+        member = self.members[p]
+        self.members[p] = member._replace(undone=member.undone + 1)
+        if not self.job.config.reset_each_batch:
+            self.skip[p] = self.running.length[p] > 0
+        self.lines.append(
+            f"seed {self.job.seeds[p]}: a mean return of {self._return(fall.mean):.4g} since step {fall.since:,} is "
+            f"certainly below {self._return(fall.kept):.4g}: back to the policy of step {member.kept_made:,}"
+        )
+
+    def _return(self, x: float) -> float:
+        return self.low + x * (self.high - self.low)
+
+    @property
+    def undone(self) -> dict[str, int]:
+        """How often each seed went back."""
+        return {str(seed): int(member.undone) for seed, member in zip(self.job.seeds, self.members, strict=True)}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return everything that the next certificates depend on, with a leading axis P."""
+        memory = self.learner.population.real(jax.device_get(self.memory))
+        episodes = {"total": self.running.total, "length": self.running.length, "skip": self.skip}
+        return {"memory": memory, "members": jax.tree.map(lambda *x: np.stack(x), *self.members), "episodes": episodes}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from a snapshot."""
+        self.memory = jax.device_put(self.learner.population.padded(saved["memory"]), self.learner.sharded)
+        self.members = [jax.tree.map(lambda x, p=p: x[p], saved["members"]) for p in range(len(self.members))]
+        episodes = saved["episodes"]
+        self.running.total, self.running.length = episodes["total"].copy(), episodes["length"].copy()
+        self.skip = episodes["skip"].copy()
+
+    def forget(self) -> None:
+        """Drop the running episodes, which will never end."""
+        self.running.forget()
+        self.skip[:] = False

@@ -1,0 +1,249 @@
+"""A normaliser whose update moves no policy: functions of raw observations stay, and what Adam knows goes with them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import A, O, draw_rollout, flat, hyper, new_agent
+from compiling import fast_jit
+
+import gpi
+from gpi.config import Config, as_first_saved, config_of
+from gpi.core import faults, iteration, still
+from gpi.core.agent import Agent, Static
+from gpi.core.categorical import CategoricalTheta
+from gpi.core.critic import Critic
+from gpi.core.gaussian import GaussianTheta
+from gpi.core.iteration import State
+from gpi.core.normaliser import CLIP, Normaliser, Stats, init_normaliser, normalise_obs, scaling_of
+from gpi.core.policy import Theta
+from gpi.core.sample import init_buffer
+from gpi.core.solvers import Adam
+from gpi.errors import UsageError
+from gpi.rundir.run import read_rows
+from gpi.training.learner import static_of
+
+Array = jax.Array
+CENTRES = np.array([[3.0, -0.2, 100.0], [3.4, -0.1, 96.0]])
+SCALES = np.array([[2.0, 0.05, 10.0], [1.6, 0.06, 11.0]])
+COUNT = 1000.0
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def statistics(centre: Any, scale: Any) -> Stats:
+    """Return the statistics of 1,000 samples with this mean and standard deviation."""
+    mean, squares = (jnp.asarray(x, jnp.float64) for x in (centre, np.square(scale) * (COUNT - 1.0)))
+    return Stats(jnp.float64(COUNT), mean, squares)
+
+
+def normaliser_of(which: int, returns: float = 2.0) -> Normaliser:
+    return Normaliser(statistics(CENTRES[which], SCALES[which]), statistics(0.0, returns))
+
+
+OLD, NEW = 0, 1
+
+
+def normalisers() -> tuple[Normaliser, Normaliser]:
+    return normaliser_of(OLD, 2.0), normaliser_of(NEW, 2.6)
+
+
+def raw_obs(rows: int = 64) -> Array:
+    """Return raw observations, none of which is clipped."""
+    return jnp.asarray(CENTRES[0] + SCALES[0] * np.random.default_rng(1).standard_normal((rows, O)), jnp.float32)
+
+
+def agent_of(kind: type[Theta]) -> Agent:
+    theta = kind.init(np.random.default_rng(0), O, A, (8,))
+    first, second = (jax.tree.map(lambda x, s=s: 0.01 * jnp.cos(s + x), theta) for s in (0.0, 1.0))
+    policy = Adam(theta, first, jax.tree.map(jnp.square, second), jnp.float32(7))
+    return new_agent(0)._replace(policy=policy)
+
+
+carry_over = fast_jit(still.carry_over)
+
+
+@pytest.mark.parametrize("kind", [GaussianTheta, CategoricalTheta])
+def test_policy_and_value_are_the_same_functions_of_raw_observations(kind: type[Theta]):
+    def functions(agent: Agent, normaliser: Normaliser, obs: Array) -> tuple[Any, Array]:
+        seen = normalise_obs(scaling_of(normaliser.obs), obs)
+        value = scaling_of(normaliser.returns).scale * agent.value.params.value(seen)
+        return agent.policy.params.distribution(seen), value
+
+    read, agent, (old, new) = fast_jit(functions), agent_of(kind), normalisers()
+    moved, obs = carry_over(agent, old, new), raw_obs()
+    before, after = flat(read(agent, old, obs)), flat(read(moved, new, obs))
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=2e-6)
+    left = flat(read(agent, new, obs))
+    assert np.abs(left - before).max() > 0.01, "the statistics alone would have moved them"
+    assert moved.policy.count == agent.policy.count
+
+
+def policy_objective(normaliser: Normaliser, theta: Theta, obs: Array, action: Array) -> Array:
+    seen = normalise_obs(scaling_of(normaliser.obs), obs)
+    return jnp.mean(theta.distribution(seen).log_prob(action) * jnp.sin(obs[:, 0]))
+
+
+def value_objective(normaliser: Normaliser, phi: Critic, obs: Array, target: Array) -> Array:
+    """Return the value's loss on targets in raw units of reward."""
+    seen = normalise_obs(scaling_of(normaliser.obs), obs)
+    return 0.5 * jnp.mean((target / scaling_of(normaliser.returns).scale - phi.value(seen)) ** 2)
+
+
+@pytest.mark.parametrize("part", ["policy", "value"])
+def test_the_first_moment_is_the_gradient_in_the_new_units(part: str):
+    objective: Callable[..., Array] = policy_objective if part == "policy" else value_objective
+    data = jnp.ones((64, A), jnp.float32) if part == "policy" else jnp.linspace(-3.0, 3.0, 64, dtype=jnp.float32)
+    gradient = fast_jit(jax.grad(objective, argnums=1))
+    (old, new), obs, agent = normalisers(), raw_obs(), new_agent(0)
+
+    def filled(agent: Agent, normaliser: Normaliser) -> Agent:
+        adam: Any = getattr(agent, part)
+        g = gradient(normaliser, adam.params, obs, data)
+        return agent._replace(**{part: adam._replace(first=g, second=jax.tree.map(jnp.square, g))})
+
+    agent = filled(agent, old)
+    moved = carry_over(agent, old, new)
+    expected = getattr(filled(moved, new), part)
+    np.testing.assert_allclose(flat(getattr(moved, part).first), flat(expected.first), rtol=2e-3, atol=1e-6)
+    same_centre = new._replace(obs=new.obs._replace(mean=old.obs.mean))
+    moved = carry_over(agent, old, same_centre)
+    second = flat(getattr(filled(moved, same_centre), part).second)
+    np.testing.assert_allclose(flat(getattr(moved, part).second), second, rtol=2e-3, atol=1e-9)
+
+
+def test_statistics_that_stay_leave_every_bit():
+    agent, (old, _) = agent_of(GaussianTheta), normalisers()
+    for before, after in zip(jax.tree.leaves(agent), jax.tree.leaves(carry_over(agent, old, old)), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_what_begins_to_vary_far_outside_the_clip_leaves_weights_that_can_be_unlearned():
+    """An observation that never varied, and rewards that never came, have scale 1 until they do."""
+    agent, unvaried = agent_of(GaussianTheta), Normaliser(statistics([0.0] * O, [0.0] * O), statistics(0.0, 0.0))
+    for centre, scale, returns in ((1e20, 1e20, 1e-5), (-1e4, 1e3, 1e-3), (1e-5, 2e-6, 1e9)):
+        moved = carry_over(agent, unvaried, Normaliser(statistics([centre] * O, [scale] * O), statistics(0.0, returns)))
+        for one, other in ((agent.policy, moved.policy), (agent.value, moved.value)):
+            kernel, first = one.params.net[0].kernel, other.params.net[0]  # type: ignore[attr-defined]
+            assert np.abs(flat(first.kernel)).max() <= 1.001 * CLIP * np.abs(flat(kernel)).max()
+            assert np.abs(flat(first.bias)).max() <= 1.001 * CLIP * np.abs(flat(kernel)).sum(), "biases began as 0"
+            assert np.isfinite(flat(other)).all()
+        last, was = (np.abs(flat(x.value.params.net[-1])).max() for x in (moved, agent))  # type: ignore[attr-defined]
+        assert last <= 1.001 * CLIP * was
+
+
+def course(steps: int) -> Normaliser:
+    """Return statistics of a run: batch k shifts and rescales them by about 1/k, as running ones do."""
+    rng, counts = np.random.default_rng(3), 2048.0 + 1024.0 * np.arange(1, steps + 1)
+    noise = rng.standard_normal((2, steps, O)) * (1024.0 / counts)[:, None]
+    mean = CENTRES[0] + SCALES[0] * np.cumsum(noise[0], axis=0)
+    std = SCALES[0] * np.exp(np.cumsum(noise[1], axis=0))
+    returns = 2.0 * np.exp(np.cumsum(noise[1, :, 0]))
+    squares, totals = (x**2 * (counts - 1.0).reshape(-1, *[1] * (x.ndim - 1)) for x in (std, returns))
+    found = Normaliser(Stats(counts, mean, squares), Stats(counts, 0.0 * counts, totals))  # type: ignore[arg-type]
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), found)
+
+
+def test_5000_updates_of_the_statistics_leave_the_policy_within_rounding():
+    obs, agent = raw_obs(), agent_of(GaussianTheta)
+
+    def mean_action(agent: Agent, normaliser: Normaliser) -> Array:
+        pi: Any = agent.policy.params.distribution(normalise_obs(scaling_of(normaliser.obs), obs))
+        return pi.mean
+
+    def run(agent: Agent, normalisers: Normaliser) -> tuple[Array, Array]:
+        first = jax.tree.map(lambda x: x[0], normalisers)
+
+        def step(carry: tuple[Agent, Normaliser], new: Normaliser) -> tuple[tuple[Agent, Normaliser], None]:
+            return (still.carry_over(*carry, new), new), None
+
+        end, _ = jax.lax.scan(step, (agent, first), normalisers)
+        return mean_action(agent, first), mean_action(*end)
+
+    before, after = fast_jit(run)(agent, course(5000))
+    assert np.abs(flat(before) - flat(after)).max() < 1e-5  # the standard deviation of actions is 1
+
+
+def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypatch: pytest.MonkeyPatch):
+    agent, static = new_agent(0), Static("ppo", 1, 4, trust="keep", still=True)
+    raw, _ = draw_rollout(jax.random.key(0), agent.policy.params)
+    state = State(agent, init_buffer(raw, 2), init_normaliser(O), jax.random.key(0), jnp.int32(faults.NONE))
+    update = iteration.update
+
+    def spoiled(normaliser: Normaliser, raw: Any, *rest: Array) -> Normaliser:
+        """Return statistics that are NaN after a reward of a million."""
+        bad = jnp.where(raw.reward[0, 0] > 1e5, jnp.nan, 0.0).astype(jnp.float64)
+        return jax.tree.map(lambda x: x + bad, update(normaliser, raw, *rest))
+
+    monkeypatch.setattr(iteration, "update", spoiled)
+
+    @fast_jit
+    def learn(state: State, raw: Any) -> State:
+        return iteration.learn(state, raw, hyper((0.5, 0.5)), jnp.int32(3), static)[0]
+
+    good = learn(learn(state, raw), raw)
+    assert good.fault == faults.NONE
+    np.testing.assert_array_equal(good.buffer.rollout.obs[0], raw.obs, "the buffer holds what came, not normalised")
+    for stage, field, place, bad in (
+        ("observation", "obs", (0, 0, 0), np.nan), ("observation", "next_obs", (3, 1, 2), -np.inf),
+        ("reward", "reward", (2, 1), np.nan), ("reward", "reward", (2, 1), np.inf),
+        ("normaliser", "reward", (0, 0), 1e6),
+    ):  # fmt: skip
+        after = learn(good, raw._replace(**{field: getattr(raw, field).at[place].set(bad)}))
+        assert faults.STAGES[int(after.fault) - 1] == stage
+        for kept, was in zip(jax.tree.leaves(after[:3]), jax.tree.leaves(good[:3]), strict=True):
+            np.testing.assert_array_equal(kept, was)
+
+
+def test_the_setting_decides_and_auto_is_still_only_where_the_mode_says_so():
+    still_of = {
+        (trust, normaliser): static_of(Config("cheetah-run", trust=trust, normaliser=normaliser)).still
+        for trust in ("paper", "adaptive", "strict", "keep") for normaliser in ("auto", "paper", "still")
+    }  # fmt: skip
+    assert {pair for pair, value in still_of.items() if value} == {
+        ("keep", "auto"), *((trust, "still") for trust in ("paper", "adaptive", "strict", "keep"))
+    }  # fmt: skip
+    assert config_of({"task": "cheetah-run"}).normaliser == "auto", "as in files of earlier versions"
+    assert "normaliser" not in as_first_saved(Config("cheetah-run")), "so that their hashes stay valid"
+    assert config_of(as_first_saved(Config("cheetah-run", normaliser="still"))).normaliser == "still"
+    with pytest.raises(UsageError, match="normaliser = calm must be one of auto, paper, still; use auto"):
+        gpi.train("ppo", "cheetah-run", normaliser="calm")
+
+
+TINY: dict[str, Any] = {"seeds": 2, "n": 1000, "hidden": (8,), "epochs": 1, "minibatches": 4, "checkpoint_every": 3,
+                        "lr": 0.03}  # fmt: skip
+FILES = ("metrics.csv", "audit.csv", "episodes.csv", "policy-0.safetensors", "policy-1.safetensors")
+
+
+def moved_by_normaliser(run: gpi.Run) -> np.ndarray:
+    return np.array([float(row["normaliser_tv"]) for row in read_rows(run.dir / "audit.csv")])
+
+
+def trained(algorithm: str, out: Path, trust: str, steps: int) -> gpi.Run:
+    return gpi.train(algorithm, "cartpole-balance", out=out, trust=trust, steps=steps, quiet=True, **TINY)
+
+
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("getrpo", "gevmpo")]
+
+
+@pytest.mark.parametrize("algorithm", ["getrpo", "gevmpo"])  # geppo: below
+def test_training_moves_the_policy_by_the_update_alone(algorithm: str, tmp_path: Path):
+    moved = moved_by_normaliser(trained(algorithm, tmp_path / "run", "keep", 3000))
+    assert len(moved) >= 6 and moved.max() < 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["geppo", *OTHERS])
+def test_the_papers_normaliser_moves_the_policy(algorithm: str, tmp_path: Path):
+    assert moved_by_normaliser(trained(algorithm, tmp_path / "run", "paper", 3000)).max() > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["geppo", *OTHERS])
+def test_a_run_that_keeps_its_policy_still_resumes_to_the_last_bit(algorithm: str, tmp_path: Path):
+    whole, part = (trained(algorithm, tmp_path / str(steps), "keep", steps) for steps in (6000, 3000))
+    assert len(moved_by_normaliser(whole)) >= 12 and moved_by_normaliser(whole).max() < 1e-4
+    gpi.resume(part, steps=6000, quiet=True)
+    for name in FILES:
+        assert (whole.dir / name).read_bytes() == (part.dir / name).read_bytes(), name
