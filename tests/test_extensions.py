@@ -68,7 +68,7 @@ def test_a_critic_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(LinearCritic, "under")  # as classes from before `--trust keep` are
     trained("linear", tmp_path, task="CartPole-v1")
     with pytest.raises(UsageError, match="LinearCritic has no `under`, which a still normaliser needs; use --norm"):
-        trained("linear", tmp_path / "keep", task="CartPole-v1", trust="keep")
+        trained("linear", tmp_path / "keep", task="CartPole-v1", normaliser="still")
 
 
 def test_a_critic_from_outside_keeps_its_value_where_the_statistics_change():

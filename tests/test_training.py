@@ -175,7 +175,7 @@ def test_batches_without_reset_carry_episodes_over_and_mask_the_reset_rows(x64: 
         ended += counter.add_batch(it.raw, np.zeros(2, bool))[0]
         invalid += int((~it.raw.valid).sum())
     # 600 steps of warm-up, 400 to the first end, a reset that is not a transition, 1,000 to the second end.
-    assert [(steps, length) for steps, _, length in ended] == [(100, 400), (201, 1000)]
+    assert [(steps, length) for steps, _, length, _ in ended] == [(100, 400), (201, 1000)]
     assert invalid == 2 * 2
 
 
