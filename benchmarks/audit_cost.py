@@ -1,6 +1,7 @@
 """What the audit costs: training with it beside training without it, iteration by iteration in turn.
 
     python benchmarks/audit_cost.py [--iterations 40] [--only geppo]
+    python benchmarks/audit_cost.py --trust keep     # instead, what a trust mode costs beside `paper`, both audited
 
 Both train the same five seeds on cheetah-run in one process and take turns, because shared machines are noisy; the cost
 is the median over pairs of iterations of the ratio of their times, collecting and writing audit.csv included. Without
@@ -20,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from gpi.config import Config
-from gpi.core.plan import ALGORITHMS
+from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.rundir.tables import RunTables
 from gpi.training import devices as runtime
 from gpi.training.job import resolve
@@ -30,8 +31,8 @@ RECORD = Path(__file__).with_name("audit_cost.jsonl")
 PROMISE = 0.05
 
 
-def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[float, float]]:
-    """Seconds of each pair of iterations, with and without the audit."""
+def measure(algorithm: str, trust: str, iterations: int, directory: Path) -> list[tuple[float, float]]:
+    """Seconds of each pair of iterations: with and without the audit or, where one is named, a trust mode and paper."""
     import jax
     import jax.numpy as jnp
 
@@ -45,9 +46,8 @@ def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[floa
         audit = jax.eval_shape(lambda s, r, h, k: full(s, r, h, k, static)[2], state, raw, hyper, batch)
         return new, trace, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), audit)
 
-    job = resolve(Config("cheetah-run", algorithm))
-
-    def start(learn: Learn, name: str) -> tuple[Any, RunTables]:
+    def start(learn: Learn, name: str, settings: dict[str, Any]) -> tuple[Any, RunTables]:
+        job = resolve(Config("cheetah-run", algorithm, **settings))
         learner.PROGRAMS.clear()  # kept by their settings, which do not tell the two apart
         with patch.object(learner, "learn", learn):
             trainer = Trainer(job, make_environments(job), runtime.learning_devices(job.config))
@@ -57,8 +57,13 @@ def measure(algorithm: str, iterations: int, directory: Path) -> list[tuple[floa
         return trainer.iterations(10**9), RunTables(directory / name, job)
 
     with jax.enable_x64(True):
-        sides = [start(guarded(audited(iteration)), "with"), start(guarded(unaudited), "without")]
-        sides[1][1].tables["audit"].add = lambda rows: None
+        whole = guarded(audited(iteration))
+        sides = [
+            start(whole, "with", {"trust": trust or "paper"}),
+            start(whole if trust else guarded(unaudited), "without", {}),
+        ]
+        if not trust:
+            sides[1][1].tables["audit"].add = lambda rows: None
         pairs = []
         for i in range(iterations + 3):
             pair = [0.0, 0.0]
@@ -75,26 +80,28 @@ def main() -> None:
     """Measure, print, record."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--iterations", type=int, default=40)
+    options.add_argument("--trust", choices=TRUST_MODES, default="", help="what this mode costs beside paper")
     options.add_argument("--only", choices=ALGORITHMS, help="one algorithm (default: all six)")
     chosen = options.parse_args()
     runtime.prepare(Config("cheetah-run"))
     lines = []
     for algorithm in [chosen.only] if chosen.only else ALGORITHMS:
         with tempfile.TemporaryDirectory() as directory:
-            pairs = measure(algorithm, chosen.iterations, Path(directory))
+            pairs = measure(algorithm, chosen.trust, chosen.iterations, Path(directory))
         costs = [a / b - 1.0 for a, b in pairs]
         low, _, high = quantiles(costs, n=4)
         seconds = [median(pair[i] for pair in pairs) for i in (0, 1)]
-        verdict = "kept" if median(costs) <= PROMISE else "BROKEN"
+        what = chosen.trust or "audit"
+        verdict = f"; at most {PROMISE:.0%}: {'kept' if median(costs) <= PROMISE else 'BROKEN'}"
         print(
-            f"{algorithm:8} {1e3 * seconds[0]:6.1f} ms with, {1e3 * seconds[1]:6.1f} ms without: audit costs "
-            f"{median(costs):+.1%} (quartiles {low:+.1%} to {high:+.1%}); at most {PROMISE:.0%}: {verdict}",
+            f"{algorithm:8} {1e3 * seconds[0]:6.1f} ms with, {1e3 * seconds[1]:6.1f} ms without: {what} "
+            f"costs {median(costs):+.1%} (quartiles {low:+.1%} to {high:+.1%}){'' if chosen.trust else verdict}",
             flush=True,
         )
         lines.append({"algorithm": algorithm, "with_s": seconds[0], "without_s": seconds[1], "cost": median(costs)})
     facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(), "load": os.getloadavg()}
     with RECORD.open("a", encoding="utf-8") as file:
-        print(json.dumps(facts | {"versions": runtime.versions(), "results": lines}), file=file)
+        print(json.dumps(facts | {"trust": chosen.trust, "versions": runtime.versions(), "results": lines}), file=file)
 
 
 if __name__ == "__main__":
