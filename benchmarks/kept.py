@@ -1,6 +1,6 @@
 """Whether `--trust keep` keeps what was learned (docs/guarantee.md): the table and the figure, from studies or packs.
 
-    gpi study run benchmarks/study/keep8.toml --out keep8     # 8 tasks, 3 rules, 10 seeds, 1M steps
+    gpi study run benchmarks/kept/keep8.toml --out keep8     # 8 tasks, 3 rules, 10 seeds, 1M steps
     python benchmarks/kept.py keep8 benchmarks/study/kappa1.safetensors --figure docs/img/kept.png
 
 A seed that learned (best 50,000 steps above 100) has lost when its last 200,000 steps are below 80 % of that window and
