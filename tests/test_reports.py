@@ -183,6 +183,7 @@ def test_the_verdict_says_what_is_certified(tmp_path: Path):
         ((None, None), " Nothing is certified yet, so that no loss would be undone."),
         ((950.0, None, 812.3), " Certified at the end: a return of 812.3 to 950, of 1 seed nothing."),
         ((4.5,), " Certified at the end: a return of 4.5."),
+        ((428.69, 428.71), " Certified at the end: a return of 428.7."),
     ):
         assert words in dataclasses.replace(summary, certified=certified).verdict()
 

@@ -132,7 +132,7 @@ class AuditSummary:
             return ""
         if not known:
             return " Nothing is certified yet, so that no loss would be undone."
-        returns = f"{known[0]:.4g}" + (f" to {known[-1]:.4g}" if len(known) > 1 else "")
+        returns = " to ".join(dict.fromkeys(f"{x:.4g}" for x in (known[0], known[-1])))
         rest = len(self.certified) - len(known)
         noun = "seed" if rest == 1 else "seeds"
         return f" Certified at the end: a return of {returns}{f', of {rest} {noun} nothing' if rest else ''}."
