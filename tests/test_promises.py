@@ -23,6 +23,8 @@ from gpi.training.train import read_job
 WRITTEN = Path(__file__).parent / "fixtures" / "runs-4027884"
 """Runs of version 4027884: checkpoints gpi-checkpoint-1, policies gpi-policy-2, a NumPy export."""
 RUNS = {"cartpole-geppo": 1280, "pendulum-getrpo": 2000}
+KEPT = Path(__file__).parent / "fixtures" / "runs-0856b7c" / "cartpole-keep"
+"""A run of version 0856b7c with `--trust keep`: its checkpoint has the memory and the certificates of every agent."""
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -41,6 +43,18 @@ def test_an_old_run_is_resumed(resumed: Path):
         assert after[: len(before)] == before and len(after) > len(before)
         assert list(after[-1]) == list(before[0]), "a table keeps the columns that it was begun with"
     assert gpi.audit(resumed).updates == len(read_rows(resumed / "audit.csv")), "without the columns that came later"
+
+
+def test_an_old_run_that_keeps_what_was_learned_is_resumed_with_its_certificates(tmp_path: Path):
+    run = Path(shutil.copytree(KEPT, tmp_path / "keep"))
+    gpi.resume(run, steps=1280, allow_drift=True, quiet=True)
+    before, after = read_rows(KEPT / "audit.csv"), read_rows(run / "audit.csv")
+    assert after[: len(before)] == before and len(after) > len(before)
+    assert all(row["kept_return"] for row in (*before[-2:], *after[-2:])), "certified before and after"
+    old, new = (max(path.glob("ckpt-*")) for path in (KEPT, run))
+    assert old.name < new.name
+    names = [list(decode((path / "arrays.safetensors").read_bytes())[0]) for path in (old, new)]
+    assert names[0] == names[1] and any(name.startswith("kept/memory/") for name in names[0])
 
 
 @pytest.mark.parametrize("name", RUNS)
