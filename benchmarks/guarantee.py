@@ -1,13 +1,13 @@
-"""The tables of docs/guarantee.md: six algorithms under three trust modes on four tasks, 300k steps, 3 seeds.
+"""The tables of docs/guarantee.md: six algorithms under every trust mode on four tasks, 300k steps, 3 seeds.
 
     python benchmarks/guarantee.py                    # run what is missing, one run per core, then print the tables
     python benchmarks/guarantee.py --table            # print the tables of benchmarks/guarantee.jsonl
 
-72 populations, each `gpi train TASK --algorithm A --trust T --steps 300000 --seeds 3`. Finished runs are kept, so that
+84 populations, each `gpi train TASK --algorithm A --trust T --steps 300000 --seeds 3`. Finished runs are kept, so that
 the command can be interrupted and called again. Every finished run is one line of benchmarks/guarantee.jsonl: its
 audit, whose estimates of TV are bounded, and under `halves` what the paper's estimate, half the mean absolute
 difference of ratios, says of the same updates; metrics.csv has it. A line without `halves` is of a version whose audit
-had that estimate.
+had that estimate. Without reuse `adaptive` is `paper`, and is not run.
 """
 
 import argparse
@@ -35,6 +35,12 @@ def name_of(task: str, algorithm: str, trust: str) -> str:
     return f"{task}-{algorithm}-{trust}"
 
 
+def every_job() -> list[tuple[str, str, str]]:
+    """Task, algorithm and trust mode of every run, in the order of the tables."""
+    jobs = [(t, a, m) for t in TASKS for a in ALGORITHMS for m in TRUST_MODES]
+    return [(t, a, m) for t, a, m in jobs if m != "adaptive" or ALGORITHMS[a].plan != "on_policy"]
+
+
 def finished(directory: Path) -> bool:
     done = directory / "DONE"
     return done.is_file() and json.loads(done.read_text())["complete"]
@@ -44,8 +50,8 @@ def run_missing(out: Path, jobs: int, only: str) -> None:
     """Run populations side by side, each on a core of its own; longest first."""
     cores = sorted(os.sched_getaffinity(0))
     free = [cores[i % len(cores)] for i in range(jobs)]
-    order = [(t, a, m) for a in reversed(ALGORITHMS) for t in TASKS for m in TRUST_MODES if only in name_of(t, a, m)]
-    todo = [job for job in order if not finished(out / name_of(*job))]
+    order = sorted(every_job(), key=lambda job: list(ALGORITHMS).index(job[1]), reverse=True)
+    todo = [job for job in order if only in name_of(*job) and not finished(out / name_of(*job))]
     running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
     began, total = time.perf_counter(), len(todo)
     out.mkdir(parents=True, exist_ok=True)
@@ -106,17 +112,16 @@ def mean(x: list[float]) -> float:
 def overview(found: dict[tuple[str, str, str], Any]) -> str:
     """Algorithm by trust mode over all tasks: violations of each bound, refusals, and the mean return on each task."""
     rows = []
-    for algorithm in ALGORITHMS:
-        for trust in TRUST_MODES:
-            mine = [found[task, algorithm, trust] for task in TASKS]
-            updates = sum(x["updates"] for x in mine)
-            shares = [f"{sum(x[name] for x in mine) / updates:.1%}" for name in COUNTS]
-            worst = f"{max(x['worst']['penalty']['ratio'] for x in mine):.3g}"
-            halves = [x["halves"] for x in mine if "halves" in x]
-            share = sum(x["penalty_violations"] for x in halves) / updates
-            by_halves = [f"{share:.1%}", f"{max(x['worst_penalty'] for x in halves):.3g}"] if halves else ["–", "–"]
-            returns = [f"{mean(list(x['returns'].values())):.0f}" for x in mine]
-            rows.append([algorithm, trust, f"{updates:,}", shares[0], worst, *by_halves, *shares[1:], *returns])
+    for algorithm, trust in dict.fromkeys((a, m) for _, a, m in every_job()):
+        mine = [found[task, algorithm, trust] for task in TASKS]
+        updates = sum(x["updates"] for x in mine)
+        shares = [f"{sum(x[name] for x in mine) / updates:.1%}" for name in COUNTS]
+        worst = f"{max(x['worst']['penalty']['ratio'] for x in mine):.3g}"
+        halves = [x["halves"] for x in mine if "halves" in x]
+        share = sum(x["penalty_violations"] for x in halves) / updates
+        by_halves = [f"{share:.1%}", f"{max(x['worst_penalty'] for x in halves):.3g}"] if halves else ["–", "–"]
+        returns = [f"{mean(list(x['returns'].values())):.0f}" for x in mine]
+        rows.append([algorithm, trust, f"{updates:,}", shares[0], worst, *by_halves, *shares[1:], *returns])
     header = ["algorithm", "trust", "updates", "outside eq (11)", "worst", "outside by halves", "worst by halves"]
     return markdown([*header, "outside one-step", "outside KL", "kept old", *TASKS], 2, rows)
 
@@ -139,7 +144,7 @@ def every_run(found: dict[tuple[str, str, str], Any]) -> str:
 def place(key: tuple[str, str, str]) -> tuple[int, int, int]:
     """The order of the tables."""
     task, algorithm, trust = key
-    return TASKS.index(task), list(ALGORITHMS).index(algorithm), list(TRUST_MODES).index(trust)
+    return TASKS.index(task), list(ALGORITHMS).index(algorithm), TRUST_MODES.index(trust)
 
 
 def main() -> None:
@@ -156,10 +161,10 @@ def main() -> None:
         collect(chosen.out, chosen.record)
     lines = [json.loads(line) for line in chosen.record.read_text().splitlines()]
     found = {(x["task"].removeprefix("dmc/"), x["algorithm"], x["trust"]): x for x in lines}
-    total = len(TASKS) * len(ALGORITHMS) * len(TRUST_MODES)
-    if len(found) < total:
+    missing = [name_of(*job) for job in every_job() if job not in found]
+    if missing:
         print(every_run(found))
-        sys.exit(f"{len(found)} of {total} runs are there; run the rest first")
+        sys.exit(f"{len(missing)} of {len(every_job())} runs are missing, {missing[0]} among them; run the rest first")
     print(overview(found), every_run(found), sep="\n\n")
 
 
