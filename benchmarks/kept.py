@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpi.rundir.course import Course, course
+from gpi.rundir.course import Course, course_at
 from gpi.study.frame import FINISHED, Results, arm_of, results_of
 from gpi.study.gathered import gathered, merge
 from gpi.study.statistics import aggregate_difference
@@ -59,7 +59,7 @@ def seeds_of(results: Results) -> list[Seed]:
     for row in results.seeds:
         run = results.runs[row.run]
         if row.state == FINISHED:
-            one = course(run.curve[row.place])
+            one = course_at(run.curve[row.place], row.steps)
             seeds.append(Seed(row.task, row.algorithm, run.config.trust, row.seed, row.final, one))
     return seeds
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from gpi.errors import UsageError
-from gpi.rundir.course import course, window
+from gpi.rundir.course import course, course_at, window
 from gpi.study.coverage import CASES, COVERAGE, NAMES, REPETITIONS, coverage
 from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of, t_quantile
 from gpi.study.learning import learning_occurs
@@ -281,6 +281,13 @@ def test_windows_are_those_of_the_episodes_themselves():
     assert found.best == pytest.approx((50, best.mean(), stats.sem(best)), rel=1e-3)
     assert found.last == pytest.approx((200, returns[-200:].mean(), stats.sem(returns[-200:])), rel=1e-3)
     assert found.learned and found.lost_fifth and not found.lost_half
+
+
+def test_a_bin_that_the_steps_hardly_reach_into_has_no_say():
+    points = curve((80, 0), (1, 900), (19, 100))[2]
+    longer = np.concatenate([points, np.zeros((1, 3), np.float32)])  # 977 batches of 1,024 are 1,000,448 steps
+    assert course_at(longer, 1_000_448) == course(points) and course_at(longer, 1_005_001) == course(longer)
+    assert course(longer).last.episodes == 190 and course_at(points[:1], 10).last.episodes == 10
 
 
 @pytest.mark.parametrize(

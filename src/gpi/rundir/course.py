@@ -71,6 +71,11 @@ def window(bins: np.ndarray) -> Window:
     return Window(round(count), middle, math.sqrt(variance / count))
 
 
+def course_at(curve: np.ndarray, steps: int) -> Course:
+    """Return what a seed learned and lost in so many steps; a last bin that they hardly reach into has no say."""
+    return course(curve[: max(1, min(len(curve), round(steps / BIN)))])
+
+
 def course(curve: np.ndarray) -> Course:
     """Return what a seed learned and lost, from its curve `[bins, 3]`: episodes, mean return, mean square of returns.
 

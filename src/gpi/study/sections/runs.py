@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpi.report.blocks import Chart, Line, Section, Table
-from gpi.rundir.course import BIN, Course, course
-from gpi.study.frame import FINISHED, Seed
+from gpi.rundir.course import course_at
+from gpi.study.frame import FINISHED
 from gpi.study.sections.words import Material, bounds_of, slug
 from gpi.study.statistics import reach_of
 from gpi.training.progress import plural
@@ -63,7 +63,11 @@ def bands(returns: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray,
 
 def lost_section(material: Material) -> Section:
     """Return how many seeds of each arm lost what they had learned, and which."""
-    courses = [(row, course_of(material, row)) for row in material.results.seeds if row.state == FINISHED]
+    runs = material.results.runs
+    courses = [
+        (row, course_at(runs[row.run].curve[row.place], row.steps))
+        for row in material.results.seeds if row.state == FINISHED
+    ]  # fmt: skip
     rows: list[Row] = []
     for arm in material.results.arms:
         mine = [one for row, one in courses if row.arm == arm]
@@ -85,10 +89,3 @@ def lost_section(material: Material) -> Section:
     ]  # fmt: skip
     text = f"{plural(len(lost), 'seed')} of {len(courses):,} lost what they had learned."
     return Section("lost", "Learned and lost", (text,), tuple(tables if lost else tables[:1]))
-
-
-def course_of(material: Material, row: Seed) -> Course:
-    """Return what a seed learned and lost; a last bin that its steps hardly reach into has no say."""
-    curve = np.asarray(material.results.runs[row.run].curve[row.place], np.float64)
-    whole = max(1, min(len(curve), round(row.steps / BIN)))
-    return course(curve[:whole])
