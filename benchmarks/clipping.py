@@ -39,7 +39,7 @@ def updates(config: Config) -> np.ndarray:
     for it in trainer.iterations(config.steps):
         after = trainer.learner.snapshot().normaliser
         undone = it.kept.undone if it.kept else np.zeros(config.seeds, np.bool_)
-        for p in np.flatnonzero(~undone):  # one that went back has other statistics than this update's
+        for p in np.flatnonzero(~undone).tolist():  # one that went back has other statistics than this update's
             out = max(farthest(x, it.raw, p) for x in (before, after))
             rows.append((out > CLIP, it.audit.normaliser_tv[p]))
         before = after

@@ -180,10 +180,10 @@ def test_the_verdict_says_what_is_certified(tmp_path: Path):
     summary = gpi.audit(audited(tmp_path / "a", "keep", [(0.5, 1.2, 0.9)]))
     assert "ertified" not in summary.verdict(), "a run of another mode"
     for certified, words in (
-        ((None, None), " Nothing is certified yet, so that no loss would be undone."),
-        ((950.0, None, 812.3), " Certified at the end: a return of 812.3 to 950, of 1 seed nothing."),
-        ((4.5,), " Certified at the end: a return of 4.5."),
-        ((428.69, 428.71), " Certified at the end: a return of 428.7."),
+        ((None, None), " Nothing is certified yet, so no loss could be proven."),
+        ((950.0, None, 812.3), " not of the last policy: a mean return of 812.3 to 950; nothing for 1 seed."),
+        ((4.5,), " Certified of past episodes, not of the last policy: a mean return of 4.5."),
+        ((428.69, 428.71), " a mean return of 428.7."),
     ):
         assert words in dataclasses.replace(summary, certified=certified).verdict()
 
@@ -226,6 +226,8 @@ def test_promises_are_held_against_what_came(tmp_path: Path):
     table = columns(run)
     table["undone"] = ((table["seed"] == 1) & (table["iteration"] == 45)).astype(float)
     assert len(spans_of(run, table).promised) == 17, "the span in which a seed went back promised nothing"
+    table["undone"] = ((table["seed"] == 1) & (table["iteration"] == 60)).astype(float)
+    assert len(spans_of(run, table).promised) == 18, "it went back after the span: what it had promised counts"
 
 
 def test_the_audit_names_seeds_that_lost_what_they_had_learned(

@@ -84,7 +84,7 @@ class Config:
     kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta", "optimisation")
     trust: str = setting(
         "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11); keep: strict, the "
-        "normaliser moves no policy, and certain losses are undone", "algorithm",
+        "normaliser moves no policy, and proven losses are undone", "algorithm",
     )  # fmt: skip
     normaliser: str = setting(
         "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under keep",

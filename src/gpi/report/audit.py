@@ -85,8 +85,8 @@ class AuditSummary:
     learned: int  # seeds that learned something that could be lost: their best 50,000 steps have a mean above 100
     lost: tuple[Lost, ...]  # of these, seeds that lost it; a run of less than 250,000 steps cannot say
     calibration: Calibration | None  # of the surrogate's gains; None for a run too short to say
-    undone: int = 0  # times that a seed certainly lost what it had learned, and went back
-    certified: tuple[float | None, ...] = ()  # with --trust keep, each seed's certificate at the end; None for nothing
+    undone: int = 0  # times that a seed was proven to have lost what it had learned, and went back
+    certified: tuple[float | None, ...] = ()  # with --trust keep, what each seed is held to; None for nothing
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -119,23 +119,25 @@ class AuditSummary:
         if self.refused:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
         if self.undone:
-            words += f" A certain loss was undone {self.undone:,} time{'s' if self.undone > 1 else ''}."
+            words += f" A proven loss was undone {self.undone:,} time{'s' if self.undone > 1 else ''}; "
+            words += "going back is no update, and no bound counts it."
         words += self._certified()
         if self.reuses:
             words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
         return words + self._kept()
 
     def _certified(self) -> str:
-        """Say what is certified at the end, where anything is to be: a range of returns that is too wide shows here."""
+        """Say what is certified, where anything is to be: a range of returns that is too wide shows here."""
         known = sorted(x for x in self.certified if x is not None)
         if not self.certified:
             return ""
         if not known:
-            return " Nothing is certified yet, so that no loss would be undone."
+            return " Nothing is certified yet, so no loss could be proven."
         returns = " to ".join(dict.fromkeys(f"{x:.4g}" for x in (known[0], known[-1])))
         rest = len(self.certified) - len(known)
         noun = "seed" if rest == 1 else "seeds"
-        return f" Certified at the end: a return of {returns}{f', of {rest} {noun} nothing' if rest else ''}."
+        nothing = f"; nothing for {rest} {noun}" if rest else ""
+        return f" Certified of past episodes, not of the last policy: a mean return of {returns}{nothing}."
 
     def _kept(self) -> str:
         """Say which seeds lost what they had learned, in a run that can tell."""

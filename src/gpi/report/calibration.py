@@ -95,8 +95,8 @@ def seed_spans(table: dict[str, np.ndarray], episodes: np.ndarray) -> list[tuple
         middle, end = first + WINDOW, first + 2 * WINDOW
         halves = [episodes[(row >= a) & (row < b)] for a, b in ((first, middle), (middle, end))]
         gains = table["surrogate_gain"][first : end - 1]
-        if min(map(len, halves)) < 2 or not np.isfinite(gains).all() or table["undone"][first:end].any():
-            continue  # an agent that went back changed by more than its updates
+        if min(map(len, halves)) < 2 or not np.isfinite(gains).all() or table["undone"][first : end - 1].any():
+            continue  # an agent that went back changed by more than its updates; in the last row, after the span
         horizon = np.concatenate(halves)[:, 2].mean()
         before, after = (half[:, 1] for half in halves)
         error = np.sqrt(before.var(ddof=1) / len(before) + after.var(ddof=1) / len(after))

@@ -39,7 +39,7 @@ class Job:
 
     @property
     def keeps(self) -> bool:
-        """Whether an agent that certainly lost what it had learned goes back."""
+        """Whether an agent that is proven to have lost what it had learned goes back."""
         return self.config.trust == "keep"
 
     @property

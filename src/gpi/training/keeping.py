@@ -1,8 +1,8 @@
-"""Keeping what was learned: an agent whose performance certainly fell goes back to a policy from before the fall.
+"""Keeping what was learned: an agent whose performance is proven to have fallen goes back to a policy from before.
 
 `gpi.theory.certificate` bounds what the episodes of a window say about its policies. The best lower bound so far is
 kept, with a policy drawn from its window; when the upper bound of a window that began later is below it, the loss is
-certain. An earlier one proves nothing: it may hold the failures that the agent has learned from.
+proven. An earlier one proves nothing: it may hold the failures that the agent has learned from.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gpi.training.learner import Learner, Program, shared_program, signature
 
 LEVELS = len(SIZES)
 NOW = 1 + LEVELS  # the source of the kept policy: pi_k
+LOWERED = 0.8  # what is left of a certificate when the agent went back: its draw may be worse than the window
 ROUNDING = 1e-6  # relative: a return this far outside its range is no news
 
 
@@ -37,14 +38,14 @@ class Member(NamedTuple):
     episodes: np.ndarray  # counted so far
     since: np.ndarray  # [L], steps at which each window began
     made: np.ndarray  # [L], steps at which each window's draw was the policy
-    kept: np.ndarray  # the best lower bound since the agent last went back, scaled; 0 says nothing
-    kept_at: np.ndarray  # episodes counted when it was certified
+    kept: np.ndarray  # the best lower bound so far, lowered each time the agent went back, scaled; 0 says nothing
+    kept_at: np.ndarray  # episodes counted when it was certified, or when the agent went back
     kept_made: np.ndarray  # steps at which the kept policy was the policy
     undone: np.ndarray  # how often the agent went back
 
 
 class Fall(NamedTuple):
-    """A window whose performance is certainly below what is kept."""
+    """A window whose performance is proven to be below what is kept."""
 
     mean: float  # of its scaled returns
     since: int  # steps at which it began
@@ -63,7 +64,7 @@ class Seen(NamedTuple):
 class Kept(NamedTuple):
     """What an iteration did to keep what was learned, `[P]`."""
 
-    kept_return: np.ndarray  # the best lower bound since the agent last went back, as a return; NaN before the first
+    kept_return: np.ndarray  # the best lower bound, lowered each time the agent went back, as a return; NaN for none
     undone: np.ndarray  # whether the agent went back
     lines: list[str]  # to tell the user
 
@@ -83,7 +84,8 @@ def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndar
     """Return an agent after scaled returns x of pi_k, which is its policy since `steps`.
 
     `draw` gives each level a random number for the n-th episode of the agent. Episodes after a fall are not counted.
-    A fall uses up what was kept: the policy that the agent goes back to is one draw, and must earn its own certificate.
+    A fall lowers what is kept by a fifth: a second one is seen, and undone, too, and an agent whose draw was a poor one
+    is held to less each time. What is lowered is still a bound.
     """
     take, source = np.zeros(LEVELS, np.bool_), NOTHING
     while len(x):
@@ -102,7 +104,7 @@ def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndar
         worst = int(later.argmin())
         if later[worst] < member.kept:
             fall = Fall(float(windows.total[worst] / windows.n[worst]), int(since[worst]), float(member.kept))
-            member = member._replace(windows=restart(windows), kept=np.zeros(()), kept_at=member.episodes)
+            member = member._replace(windows=restart(windows), kept=LOWERED * member.kept, kept_at=member.episodes)
             return Seen(member, take, source, fall)
         member = member._replace(windows=turn(windows))
     return Seen(member, take, source, None)
@@ -208,8 +210,8 @@ class Keeper:
             self.warned = True
             worst = self.low + float(x[outside][0]) * (self.high - self.low)
             self.lines.append(
-                f"warning: an episode's return of {worst:.6g} is outside the range {self.low:g} to {self.high:g} and "
-                "counts as its end: certificates may be wrong; train with a wider --return-range"
+                f"warning: an episode's return of {worst:.6g} is outside the range {self.low:g} to {self.high:g}, and "
+                "taken for the nearer end: certificates may be wrong; train with a wider --return-range"
             )
         return x.clip(0.0, 1.0)
 
@@ -238,8 +240,9 @@ class Keeper:
         if not self.job.config.reset_each_batch:
             self.skip[p] = self.running.length[p] > 0
         self.lines.append(
-            f"seed {self.job.seeds[p]}: a mean return of {self._return(fall.mean):.4g} since step {fall.since:,} is "
-            f"certainly below {self._return(fall.kept):.4g}: back to the policy of step {member.kept_made:,}"
+            f"seed {self.job.seeds[p]}: the policies since step {fall.since:,}, with a mean return of "
+            f"{self._return(fall.mean):.4g}, are proven to be below the certified {self._return(fall.kept):.4g}: "
+            f"back to the policy of step {member.kept_made:,}"
         )
 
     def _return(self, x: float) -> float:
