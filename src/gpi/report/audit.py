@@ -119,7 +119,7 @@ class AuditSummary:
         if self.refused:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
         if self.undone:
-            words += f" A proven loss was undone {self.undone:,} time{'s' if self.undone > 1 else ''}; "
+            words += f" A proven loss was undone {f'{self.undone:,} times' if self.undone > 1 else 'once'}; "
             words += "going back is no update, and no bound counts it."
         words += self._certified()
         if self.reuses:
