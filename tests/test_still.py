@@ -198,6 +198,28 @@ def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypa
             np.testing.assert_array_equal(kept, was)
 
 
+@pytest.mark.parametrize("trust", ["keep", "strict", "paper"])
+def test_samples_for_which_clipping_put_the_policy_outside_eq_11_are_dropped(trust: Any):
+    """Prior policies are made distant: their actions had half the chance that they have now."""
+    agent, static, nu = new_agent(0), Static("ppo", 1, 4, trust=trust, still=True), (0.4, 0.3, 0.3)
+    raw, _ = draw_rollout(jax.random.key(0), agent.policy.params)
+    state = State(agent, init_buffer(raw, 3), init_normaliser(O), jax.random.key(0), jnp.int32(faults.NONE))
+
+    @fast_jit
+    def learn(state: State) -> tuple[State, Any]:
+        new, _, report = iteration.learn(state, raw, hyper(nu), jnp.int32(3), static)
+        return new, report
+
+    near = learn(learn(state)[0])[0]
+    apart = near._replace(buffer=near.buffer._replace(logp_i=near.buffer.logp_i - jnp.log(2.0)))
+    (same, _), (alone, report) = learn(near), learn(apart)
+    assert same.buffer.policies == 3, "where nothing moved, all three are reused"
+    if trust == "paper":
+        assert alone.buffer.policies == 3, "nothing checks eq (11)"
+    else:
+        assert alone.buffer.policies == 1 and report.penalty_held and report.tv > 0, "an update from its own samples"
+
+
 def test_the_setting_decides_and_auto_is_still_only_where_the_mode_says_so():
     still_of = {
         (trust, normaliser): static_of(Config("cheetah-run", trust=trust, normaliser=normaliser)).still

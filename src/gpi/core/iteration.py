@@ -20,6 +20,7 @@ from gpi.core.rules import improve
 from gpi.core.sample import Buffer, Rollout, Sample, push, weights
 from gpi.core.solvers import Tree
 from gpi.core.still import carry_over, seen_now
+from gpi.core.trust import TRUST
 
 Values = tuple[Float[Array, "M T E"], Float[Array, "M T E"]]  # V(s) and V(s')
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
@@ -57,11 +58,12 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
     """
     theta_k, phi = state.agent.policy.params, state.agent.value.params
     rollout = normalise(state.normaliser, raw)
-    kept = raw if static.still else rollout
-    buffer = push(state.buffer, kept, log_probs(theta_k, rollout))  # pi_{k-i} moves to slot i
+    buffer = push(state.buffer, raw if static.still else rollout, log_probs(theta_k, rollout))  # pi_{k-i}: slot i
     seen = seen_now(state.normaliser, buffer) if static.still else buffer
     values = read_values(phi, seen)
     sample = estimate(theta_k, values, seen, hyper)  # A^{pi_k} by V-trace, weights from nu
+    if static.still and TRUST[static.trust].test:
+        buffer, sample = without_distant(theta_k, buffer, sample, hyper)
     key = key_for(state.key, batch, LEARNING)
     agent, metrics, finite = improve(state.agent, sample, key, hyper, static)  # by PPO, TRPO or VMPO
     normaliser = update(state.normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
@@ -98,6 +100,18 @@ def estimate(theta_k: Theta, values: Values, buffer: Buffer, hyper: Hyper) -> Sa
     adv, target = trace(rollout, *values, rho.reshape(shape), hyper.gamma, hyper.gae_lambda)
     weight = flat(weights(hyper.nu, buffer.policies, rollout.valid))
     return Sample(obs, action, logp_i, rho, flat(adv), flat(target), weight)
+
+
+def without_distant(theta_k: Theta, buffer: Buffer, s: Sample, hyper: Hyper) -> tuple[Buffer, Sample]:
+    """Return buffer and samples; of pi_k alone if pi_k itself is outside eq (11) for the prior policies.
+
+    An update never puts it there; statistics that change what is clipped may, as a still normaliser sees old samples
+    with the new ones.
+    """
+    distance = objectives.cautious_penalty(log_pi(theta_k, s.obs, s.action), s)
+    policies = jnp.where(distance > 0.5 * hyper.eps, 1, buffer.policies).astype(jnp.int32)
+    weight = weights(hyper.nu, policies, buffer.rollout.valid).reshape(-1)
+    return buffer._replace(policies=policies), s._replace(weight=weight)
 
 
 def log_probs(theta: Theta, rollout: Rollout) -> Float[Array, "T E"]:
