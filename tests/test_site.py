@@ -59,6 +59,12 @@ def fences(page: str, *kinds: str) -> list[str]:
     return re.findall(rf"^```(?:{'|'.join(kinds)})\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
 
 
+def test_tests_of_a_group_share_a_worker(request: pytest.FixtureRequest):
+    """Their names say so to pytest-xdist, in versions that fit; else every worker would make what they share."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@site")
+
+
 def test_site_builds_without_a_warning(build):
     done, _ = build
     output = done.stdout + done.stderr
