@@ -13,6 +13,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax
 import pytest
+
 from own_runs import walk
 from shapes import check_shapes
 

@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 import scipy.optimize
+from jax.flatten_util import ravel_pytree
+
 from agents import (
     EPS,
     A,
@@ -30,8 +32,6 @@ from agents import (
     pushed,
 )
 from compiling import fast_jit
-from jax.flatten_util import ravel_pytree
-
 from gpi.core import normaliser, objectives, rules, solvers
 from gpi.core.advantage import degenerate, standardise, vtrace
 from gpi.core.agent import Agent, Static

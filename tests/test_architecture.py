@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,13 @@ def test_functions_and_files_stay_short():
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
                 assert node.end_lineno - node.lineno < 40, f"{path}: {node.name}"
+
+
+def test_a_directory_beside_the_tests_is_no_package(tmp_path: Path):
+    """`gpi study run --out studies/quick` makes `studies`, which is also the name of a module that tests share."""
+    for name in ("pyproject.toml", "src", "tests"):
+        (tmp_path / name).symlink_to(PAGE.parents[1] / name)
+    (tmp_path / "studies").mkdir()
+    words = ["ruff", "check", "--no-cache", "--select", "I", "tests/test_study_engine.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import EPS, buffer_of, estimate, flat, hyper, improve, log_pi, new_agent, probability
-from compiling import fast_jit
 
 import gpi
+from agents import EPS, buffer_of, estimate, flat, hyper, improve, log_pi, new_agent, probability
+from compiling import fast_jit
 from gpi.core import audit, objectives, rules, trust
 from gpi.core.agent import Static
 from gpi.core.categorical import Categorical

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import gymnasium
 import numpy as np
 import pytest
-import zoo
-from zoo import MODULES, SOUND, ZOO, Faulty
 
+import zoo
 from gpi.envs import checks, dmc
 from gpi.envs.checks import IRREPRODUCIBLE, STEPS, check
 from gpi.envs.envpool import EnvPoolOnHost
@@ -18,6 +17,7 @@ from gpi.envs.gym import GymPool
 from gpi.envs.tasks import Task, find
 from gpi.envs.workers import WorkerPool
 from gpi.errors import EnvironmentFault, GpiError, UsageError
+from zoo import MODULES, SOUND, ZOO, Faulty
 
 GYMNASIUM = (
     "CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "FrozenLake-v1",

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from own_runs import TABLES, Watch
 
 import gpi
 from gpi import cli
@@ -17,6 +16,7 @@ from gpi.cli.train import typed_settings
 from gpi.config import Config
 from gpi.config_file import Key, combined, read_json, read_settings, read_toml
 from gpi.training.job import resolve
+from own_runs import TABLES, Watch
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "settings.toml"
 NESTED = (

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import DIM, ROWS, Family, active, generator, parameters, powers, symmetric
 
+from cases import DIM, ROWS, Family, active, generator, parameters, powers, symmetric
 from gpi.core import solvers
 
 

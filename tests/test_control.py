@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import envs_own
 import numpy as np
 import pytest
-from own_runs import TINY, done, stop_after
 
+import envs_own
 import gpi
 from gpi import cli
 from gpi.callbacks import PrintEvery
@@ -23,6 +22,7 @@ from gpi.rundir.policies import find
 from gpi.training import memory, progress, signals
 from gpi.training.job import resolve
 from gpi.training.train import default_directory
+from own_runs import TINY, done, stop_after
 
 LONG = (
     "train", "CartPole-v1", "--algorithm", "ppo", "--seeds", "1", "--n", "64", "--minibatches", "2", "--epochs", "1",

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import PROBES, Probe
 from scipy.spatial.transform import Rotation
 
 from gpi.core.sample import Rollout
@@ -24,6 +23,7 @@ from gpi.envs import dmc, envpool, replay
 from gpi.envs.pool import CompiledPool, Step
 from gpi.envs.seeds import MAX_ENVS, MAX_SEED, env_seeds
 from gpi.errors import UsageError
+from probes import PROBES, Probe
 
 ALGORITHMS = ("ppo", "trpo", "vmpo", "geppo", "getrpo", "gevmpo")
 SEEDS = (7, 11)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import Family
 
+from cases import Family
 from gpi.cli import parser
 from gpi.cli.guide import COMMANDS, with_actions
 from gpi.rundir.tables import EPISODES, METRICS, TIMING

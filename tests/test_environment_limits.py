@@ -7,12 +7,11 @@ import sys
 import threading
 from pathlib import Path
 
-import envs_own
 import numpy as np
 import pytest
 from gymnasium import spaces
-from own_runs import TINY, done
 
+import envs_own
 import gpi
 from gpi.cli import main
 from gpi.envs import tasks
@@ -20,6 +19,7 @@ from gpi.envs.checks import check
 from gpi.envs.spaces import image_in
 from gpi.envs.workers import WorkerPool
 from gpi.errors import EnvironmentFault
+from own_runs import TINY, done
 
 
 def test_a_vector_environment_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -5,17 +5,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import envs_own
 import numpy as np
 import pytest
-from own_runs import Watch, done
 
+import envs_own
 import gpi
 from gpi import cli
 from gpi.callbacks import Evaluate, TensorBoard
 from gpi.errors import FileError
 from gpi.evaluation import Evaluation, bootstrap
 from gpi.standalone import GaussianPolicy, assemble
+from own_runs import Watch, done
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, uniform
 
 import gpi
+from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, uniform
 from gpi.core.critic import CRITICS
 from gpi.core.network import Change
 from gpi.core.plan import ALGORITHMS, PLANS, Algorithm

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import gpi
 from checkpoints import (
     FAILPOINTS,
     IDENTITY,
@@ -30,8 +32,6 @@ from checkpoints import (
     refusal,
     state_of,
 )
-
-import gpi
 from gpi import files
 from gpi.errors import DiskError, FileError, UsageError
 from gpi.rundir import checkpoint, lock

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoints import SPECS, arrays_of, refusal
 from safetensors import SafetensorError
 
+from checkpoints import SPECS, arrays_of, refusal
 from gpi import errors, files
 from gpi.errors import FileError, UsageError
 from gpi.files import ArraySpec

@@ -13,11 +13,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import zoo
 from gymnasium import spaces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import zoo
 from gpi.envs import tasks
 from gpi.envs.faults import ContractError, brief
 from gpi.envs.gym import CheckedEnv, GymPool
@@ -465,7 +465,7 @@ def test_workers_end_when_their_parent_is_killed():
         "import time; from gpi.envs.workers import WorkerPool; pool = WorkerPool('zoo:Sound', None, [1, 2], 2); "
         "print(*(process.pid for process, _ in pool.workers), flush=True); time.sleep(60)"
     )
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(Path(zoo.__file__).parent), *sys.path])
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
     ) as parent:

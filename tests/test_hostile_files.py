@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import NAMES, SPECS, assert_same, newest, put, python, refusal
-from hostile import ODD, Payload, attacks, bad_headers, corrupt, evenly, forge, with_header
 
 import gpi
+from checkpoints import NAMES, SPECS, assert_same, newest, put, python, refusal
 from gpi import files
 from gpi.errors import FileError
 from gpi.rundir.checkpoint import load, read_identity
+from hostile import ODD, Payload, attacks, bad_headers, corrupt, evenly, forge, with_header
 
 SOURCE = Path(gpi.__file__).parent
 

@@ -12,10 +12,8 @@ import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
-from own_runs import TABLES, done, stop_after
 from test_certificate import CHANCES, RETURNS
 from test_certificate import PERFORMANCE as UNSORTED
-from trainers import uncompiled
 
 import gpi
 from gpi import cli
@@ -31,6 +29,8 @@ from gpi.training import keeping
 from gpi.training.job import resolve
 from gpi.training.keeping import LEVELS, LOWERED, NOW, evidence, first_member, random_numbers, see
 from gpi.training.trainer import Iteration, Trainer
+from own_runs import TABLES, done, stop_after
+from trainers import uncompiled
 
 ORDER = np.argsort(UNSORTED)
 PERFORMANCE = UNSORTED[ORDER]  # of the policies of the finite MDP, from the worst to the best

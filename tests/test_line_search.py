@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EPS32, FRACTIONS, ROWS, TINY32, TRIALS, Family, generator, parameters, powers, same_bits
 
+from cases import EPS32, FRACTIONS, ROWS, TINY32, TRIALS, Family, generator, parameters, powers, same_bits
 from gpi.core import solvers
 
 

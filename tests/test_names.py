@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import envs_own
 import numpy as np
 import pytest
-from own_runs import TINY, Watch, done
 
+import envs_own
 import gpi
 from gpi.callbacks import Evaluate
 from gpi.config import Config
 from gpi.envs import tasks
 from gpi.training.job import resolve
+from own_runs import TINY, Watch, done
 
 
 @pytest.mark.parametrize(("settings", "words"), [
@@ -120,7 +120,7 @@ def test_files_in_the_working_directory_replace_no_module(walk: tuple[gpi.Run, W
     for name in ("jax", "gymnasium", "matplotlib", "onnx", "random", "json"):
         (copy / f"{name}.py").write_text("print('imported from here'); raise SystemExit(9)")
     program = Path(sys.executable).with_name("gpi")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(envs_own.__file__).parent)}
     for words in (
         ["eval", ".", "--env", "envs_own:Walk", "--episodes", "1"],
         ["export", ".", "--out", "x"],
@@ -131,7 +131,7 @@ def test_files_in_the_working_directory_replace_no_module(walk: tuple[gpi.Run, W
 
 
 def test_modules_are_found_in_the_working_directory(tmp_path: Path):
-    (tmp_path / "mine.py").write_text((Path(__file__).parent / "envs_own.py").read_text())
+    (tmp_path / "mine.py").write_text(Path(envs_own.__file__).read_text())
     for name in ("mine:Walk", "mine:OwnWalk-v0"):
         command = [str(Path(sys.executable).with_name("gpi")), "check", name]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -141,7 +141,7 @@ def test_modules_are_found_in_the_working_directory(tmp_path: Path):
 @pytest.mark.parametrize("words", [["check", "envs_own:Crash"], ["train", "envs_own:Crash", "--out", "run"]])
 def test_a_broken_environment_is_one_line_and_its_traceback_is_saved(words: list[str], tmp_path: Path):
     command = [sys.executable, "-m", "gpi.cli", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(envs_own.__file__).parent), "TMPDIR": str(tmp_path)}
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert result.returncode == 6 and result.stdout == "" and result.stderr.count("\n") == 1, result
     line = re.fullmatch(

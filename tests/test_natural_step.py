@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from cases import (
     DIM,
     FRACTIONS,
@@ -21,7 +22,6 @@ from cases import (
     same_bits,
     symmetric,
 )
-
 from gpi.core import solvers
 
 SLACK = 1.5

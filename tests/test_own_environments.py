@@ -8,12 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import envs_own
 import jax
 import numpy as np
 import pytest
-from own_runs import TABLES, TINY, Watch, done, stop_after
 
+import envs_own
 import gpi
 from gpi import files
 from gpi.callbacks import Evaluate, Report, StopAt
@@ -24,6 +23,7 @@ from gpi.training import train
 from gpi.training.progress import Progress, sentence
 from gpi.training.session import Session, make_environments
 from gpi.training.trainer import Trainer
+from own_runs import TABLES, TINY, Watch, done, stop_after
 
 
 def test_own_environments_train(walk: tuple[gpi.Run, Watch, Evaluate]):

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import envs_own
 import numpy as np
 import pytest
-from hostile import forge
-from own_runs import TABLES, TINY, Watch, done
 from test_resume import ended, gpi_process, options_of
 
+import envs_own
 import gpi
 from gpi import cli, counting, files, policy_file
 from gpi.callbacks import Evaluate, Report
@@ -28,6 +26,8 @@ from gpi.rundir import checkpoint, policies
 from gpi.rundir.evaluations import read_evaluations
 from gpi.rundir.policies import find
 from gpi.standalone import sha256
+from hostile import forge
+from own_runs import TABLES, TINY, Watch, done
 
 WRITTEN = Path(__file__).parent / "fixtures" / "runs-4027884"
 UNFINISHED = "policies of the checkpoint at 1,244 steps; the run has not finished"

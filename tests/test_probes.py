@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import PROBES, Probe
 
 from gpi.config import Config, plan_of
 from gpi.core import normaliser
@@ -15,6 +14,7 @@ from gpi.envs.tasks import Task
 from gpi.training.collect import CompiledCollector
 from gpi.training.job import Job
 from gpi.training.trainer import Trainer
+from probes import PROBES, Probe
 
 GAMMA = 0.5
 ENVS, MEMBERS = 8, 2

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import log_pi_of
-from compiling import fast_jit
 from jax.flatten_util import ravel_pytree
 
+from agents import log_pi_of
+from compiling import fast_jit
 from gpi.core import normaliser, objectives, rules, solvers
 from gpi.core.advantage import standardise, vtrace
 from gpi.core.categorical import CategoricalTheta

@@ -8,8 +8,6 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from own_runs import Watch
-from trainers import collecting, trainer_of
 
 import gpi
 from gpi import files
@@ -24,6 +22,8 @@ from gpi.errors import FileError
 from gpi.training.job import resolve
 from gpi.training.session import make_environments
 from gpi.training.trainer import Trainer
+from own_runs import Watch
+from trainers import collecting, trainer_of
 
 
 def test_the_position_of_a_pool_agrees_with_a_plain_count():

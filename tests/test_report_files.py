@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 from matplotlib.patches import Rectangle
 from PIL import Image
 from test_study_page import ODD
@@ -25,6 +24,7 @@ from gpi.report.page.layout import charts_in, sheets
 from gpi.report.page.looks import looks_of
 from gpi.report.tables import csv_of
 from gpi.report.writing import parts_of, write_report
+from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
 
 def small() -> Report:

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import envs_own
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from own_runs import TINY, Watch, done
 from test_cli import audited, refused, run_directory
 
+import envs_own
 import gpi
 from gpi import cli
 from gpi.callbacks import Evaluate
@@ -33,6 +32,7 @@ from gpi.report.labels import labels
 from gpi.report.pictures import encode_figure, save_figure
 from gpi.rundir.run import Run, open_run
 from gpi.rundir.tables import AUDIT, EPISODES, Table
+from own_runs import TINY, Watch, done
 
 
 def made(path: Path, **settings: Any) -> Run:

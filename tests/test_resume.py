@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trainers import collecting, trainer_of, uncompiled
 
 import gpi
 from gpi import cli, failpoints, files, policy_file
@@ -38,6 +37,7 @@ from gpi.training import job as job_module
 from gpi.training.job import resolve
 from gpi.training.signals import Interrupt
 from gpi.training.trainer import Trainer
+from trainers import collecting, trainer_of, uncompiled
 
 TASK = "cartpole-balance"
 TINY: dict[str, Any] = {"seeds": 2, "n": 1000, "hidden": (8,), "epochs": 1, "minibatches": 4, "checkpoint_every": 2}

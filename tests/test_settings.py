@@ -4,16 +4,16 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import envs_own
 import pytest
-from own_runs import TINY
 
+import envs_own
 import gpi
 from gpi.cli import main
 from gpi.config import SYNONYMS, Config, nearest, validate, validate_new, without_effect
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
+from own_runs import TINY
 
 NAMES = [*Config.__dataclass_fields__]
 

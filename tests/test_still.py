@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import A, O, draw_rollout, flat, hyper, new_agent
-from compiling import fast_jit
 
 import gpi
+from agents import A, O, draw_rollout, flat, hyper, new_agent
+from compiling import fast_jit
 from gpi.config import Config, as_first_saved, config_of
 from gpi.core import faults, iteration, still
 from gpi.core.agent import Agent, Static

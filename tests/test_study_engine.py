@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from studies import STUDY, children, ended, environment, lives, results, runner, wait_for, write_study
 
 import gpi
 from gpi.cli import main
@@ -23,6 +22,7 @@ from gpi.study.engine.begin import Options, begin
 from gpi.study.engine.runners import read_runners
 from gpi.study.gathered import covered
 from gpi.study.results import read_result, write_pack
+from studies import STUDY, children, ended, environment, lives, results, runner, wait_for, write_study
 
 JOBS = 4
 

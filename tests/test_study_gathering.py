@@ -10,11 +10,10 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import hostile
 import numpy as np
 import pytest
-from made_runs import VERSIONS, job, make_run, make_study
 
+import hostile
 from gpi import cli
 from gpi.config import Config
 from gpi.errors import FileError, GpiError, UsageError
@@ -23,6 +22,7 @@ from gpi.study import sources
 from gpi.study.gathered import covered, gathered, merge
 from gpi.study.results import Result, encode_pack, read_pack, write_pack
 from gpi.study.sources import TAKEN, read_source
+from made_runs import VERSIONS, job, make_run, make_study
 
 DATA = Path(__file__).parents[1] / "benchmarks" / "study"
 

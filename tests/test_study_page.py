@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
 from gpi.report.blocks import Chart, Line, Report, Section, Table, Tags
 from gpi.report.page import HERE, POLICY, page, style
@@ -15,6 +14,7 @@ from gpi.report.page.facets import facets_of
 from gpi.report.page.layout import arranged
 from gpi.report.page.looks import COLOURS, DASHES, looks_of
 from gpi.report.page.text import clean, shown, slug, slugs
+from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
 VOID = {"meta", "input", "br", "path", "rect", "circle", "line", "link", "img"}
 LINKS = ("href", "src", "srcset", "action", "data", "poster", "xlink:href", "formaction", "ping", "background")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from made_up_reports import ARMS, HOSTILE, SEEDS, TASKS, hostile_report, made_up_report
 
 from gpi.report.blocks import Chart, Report
 from gpi.report.page import page
 from gpi.report.page.text import clean
+from made_up_reports import ARMS, HOSTILE, SEEDS, TASKS, hostile_report, made_up_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from made_runs import LAYOUT, job, make_run, make_study
-from own_runs import TABLES
 
 from gpi import cli
 from gpi.errors import UsageError
@@ -22,6 +20,8 @@ from gpi.study.directory import Layout, StudyDir, open_study, write_study
 from gpi.study.engine import ray_cluster, ray_worker
 from gpi.study.engine.ray_cluster import Node, Where, gpu_share, require_address, require_usable, slots
 from gpi.study.engine.runners import read_runners, runner_file
+from made_runs import LAYOUT, job, make_run, make_study
+from own_runs import TABLES
 
 STUDY = """
 name = "tiny"
@@ -269,7 +269,7 @@ def three_nodes(**settings: str) -> Iterator[ThreeNodes]:
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(directory),
         "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **settings,
     }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("ray_child.py")), "3"]
+    command = [sys.executable, str(Path(__file__).parent / "support" / "ray_child.py"), "3"]
     child = subprocess.Popen(
         command, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_results import changed, made, paper_study
 from scipy import stats
 
 from gpi.cli import parser
@@ -25,6 +24,7 @@ from gpi.study.learning import RandomPolicy
 from gpi.study.results import Result, read_pack
 from gpi.study.sections.missing import command_of
 from gpi.study.statistics import AGGREGATES, aggregate
+from made_results import changed, made, paper_study
 
 TASKS = ("cheetah-run", "reacher-hard", "finger-spin")
 PACKED = Path(__file__).parents[1] / "benchmarks" / "study"

@@ -5,17 +5,17 @@ import json
 import tarfile
 from pathlib import Path
 
-import hostile
 import numpy as np
 import pytest
-from own_runs import TINY
 
 import gpi
+import hostile
 from gpi.errors import FileError, UsageError
 from gpi.rundir.course import BIN, curve_of
 from gpi.rundir.run import final_performance
 from gpi.study import results
 from gpi.study.results import Result, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
+from own_runs import TINY
 
 CUT = Path(__file__).parent / "fixtures" / "cut-runs.tar.xz"
 

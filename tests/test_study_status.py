@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from made_runs import job, make_run, make_study, write
 
 from gpi import cli
 from gpi.cli.study_status import cell, number, screen
@@ -20,6 +19,7 @@ from gpi.study.directory import Failure, StudyDir, write_failure
 from gpi.study.engine.runners import runner_file
 from gpi.study.gathered import merge
 from gpi.study.status import JobStatus, State, Status, Watch
+from made_runs import job, make_run, make_study, write
 
 
 def halfway(path: Path) -> tuple[StudyDir, dict[str, Job]]:

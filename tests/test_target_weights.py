@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
-from cases import EPS32, ROWS, TINY32, Family, generator, parameters, powers, radii
 
+from cases import EPS32, ROWS, TINY32, Family, generator, parameters, powers, radii
 from gpi.core import objectives
 
 WIDTH = 256  # samples of a row, padding included

@@ -16,7 +16,6 @@ import jax
 import jax.extend
 import numpy as np
 import pytest
-from trainers import collecting, trainer_of, uncompiled
 
 import gpi
 from gpi.config import FIRST, Config
@@ -31,6 +30,7 @@ from gpi.rundir.tables import METRICS
 from gpi.training import learner
 from gpi.training.collect import batch_shape
 from gpi.training.job import resolve
+from trainers import collecting, trainer_of, uncompiled
 
 SOURCE = Path(gpi.__file__).parent
 TASK = "cartpole-balance"

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from checkpoints import FAILPOINTS, forget_failpoint, prepare, put
 
+from checkpoints import FAILPOINTS, forget_failpoint, prepare, put
 from gpi import files
 from gpi.errors import DiskError
 from gpi.rundir.checkpoint import save

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from checkpoints import NAMES, arrays_of, state_of
 
+from checkpoints import NAMES, arrays_of, state_of
 from gpi import files
 from gpi.standalone import sha256
 

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-import envs_own
 import pytest
 
+import envs_own
 import gpi
 from gpi.callbacks import Evaluate, Report
 

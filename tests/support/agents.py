@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from compiling import fast_jit
 from jax.flatten_util import ravel_pytree
 
+from compiling import fast_jit
 from gpi.core import iteration, rules, solvers
 from gpi.core.agent import Agent, Hyper
 from gpi.core.critic import Critic, MlpCritic
