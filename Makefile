@@ -1,19 +1,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps
+LOG := .venv/setup.log
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow reliability lint bench docs clean
+.PHONY: help setup train test test-slow test-pythons dist reliability lint lock bench docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 18
 
-setup: .venv/.installed ## prepare .venv; works again only when pyproject.toml has changed
+setup: .venv/.installed ## prepare .venv; works again only when requirements.lock or pyproject.toml has changed
 
-.venv/.installed: pyproject.toml | $(BIN)/python
+.venv/.installed: requirements.lock pyproject.toml | $(BIN)/python
 	@$(libraries)
-	@echo "setup: installing gpi-rl with its tests and tools into .venv"
-	@$(PIP) --editable '.[dev]'
+	@echo "setup: installing the libraries of requirements.lock, and gpi-rl with its tests and tools, into .venv"
+	@$(PIP) --requirement requirements.lock >$(LOG) 2>&1 || { $(failed); }
+	@$(PIP) --no-build-isolation --editable . >>$(LOG) 2>&1 || { $(failed); }
 	@touch $@
 	@echo "setup: done; next: '. .venv/bin/activate', then 'gpi doctor' and 'gpi train cheetah-run --steps 200000'"
 
@@ -24,6 +26,12 @@ $(BIN)/python:
 	  { echo "setup: '$(PYTHON)' cannot make environments: ensurepip is missing; run: apt-get install python3-venv" >&2; exit 1; }
 	@echo "setup: making .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+# The last error of pip in one line; the rest is in the log.
+define failed
+why=$$(grep -E '^ *([A-Za-z]*Error|error|ERROR): ' $(LOG) | grep -v -- '-failed$$' | tail -n 1 | cut -c 1-300); \
+  echo "setup: pip failed: $${why:-see its last lines}; all it said is in $(LOG); then 'make setup' tries again" >&2; exit 1
+endef
 
 # EnvPool's wheel brings its own copies of these two, other builds need the system's: so no more than a warning.
 define libraries
@@ -59,8 +67,12 @@ bench: .venv/.bench ## measure throughput beside Stable-Baselines3
 
 .venv/.bench: .venv/.installed
 	@echo "setup: installing Stable-Baselines3 into .venv"
-	@$(PIP) --editable '.[bench]'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock --group bench
 	@touch $@
+
+lock: setup ## find the newest versions that pyproject.toml allows, for all Pythons, and write requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --no-annotate \
+	  --upgrade --custom-compile-command 'make lock' pyproject.toml --output-file requirements.lock
 
 docs: setup ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
