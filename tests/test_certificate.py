@@ -176,10 +176,10 @@ def test_before_the_first_episode_nothing_is_certified():
 
 def test_a_fall_is_detected_after_exactly_the_number_of_episodes_that_is_stated():
     """1,000 of 1,000 for 256 episodes, then 300: windows of 16 and 64 begin with the fall."""
-    windows = first_windows()
+    windows, kept = first_windows(), 0.0
     for _ in range(16):
         windows = extend(windows, np.ones(16))
-        kept = certificates(windows).lower.max()
+        kept = float(certificates(windows).lower.max())
         windows = turn(windows)
     assert kept == pytest.approx(certify(256 * log_growth(1.0), 256, cost(0)).lower)
     after = 0

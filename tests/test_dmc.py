@@ -566,11 +566,18 @@ def test_32_bit_jax_is_refused(make: Make) -> None:
             assert_one_line(error.value, "jax_enable_x64 is off", "set JAX_ENABLE_X64=1")
 
 
-def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(UsageError) as error:
+def test_versions_that_cannot_work_together_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "INVALID_ARGUMENT: XLA FFI handler registration failed: the handler's API version (0.4) is incompatible"
+
+    def unfit(env: object) -> object:
+        raise jax.errors.JaxRuntimeError(said)
+
+    host = dmc.make_on_host("cheetah-run", SEEDS, 1)
+    monkeypatch.setattr(type(host.env), "xla", unfit)
+    with jax.enable_x64(True), pytest.raises(UsageError) as error:
         dmc.make("cheetah-run", SEEDS, 1)
-    assert_one_line(error.value, "dmc/cheetah-run cannot run on darwin", "Linux only", "use a Linux machine")
+    have = f"envpool 1.2.5 and jax {jax.__version__} cannot work together"
+    assert_one_line(error.value, have, "run `pip install envpool==1.2.5 jax==0.10.2 jaxlib==0.10.2`")
 
 
 @pytest.mark.parametrize(
@@ -590,8 +597,8 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ModuleNotFoundError("No module named 'envpool'", name="envpool"),
-            "module 'envpool' is missing, but this task needs EnvPool 1.2.5; run `pip install envpool==1.2.5` "
-            "(on Linux: it exists for no other system)",
+            "module 'envpool' is missing, but this task needs EnvPool; run `pip install envpool==1.2.5` "
+            "(tried on Linux x86-64; its wheels for Linux aarch64, macOS arm64 and Windows are not tried)",
         ),
     ],
 )

@@ -1,14 +1,21 @@
 """gpi doctor: it tries what training needs, survives whatever is broken, and names a remedy for it."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from gpi import cli, doctor, requirements
 from gpi.doctor import Devices, Finding
+from gpi.errors import UsageError
+from gpi.training import devices
 
+JAX = requirements.pin_of("jax")
 NAMES = ["Python", "packages", "cores", "memory", "disk", "JAX", "GPU", "EnvPool", "Gymnasium", "rendering", "ffmpeg",
          "ONNX", "Ray", "TensorBoard", "cache", "encoding"]  # fmt: skip
 
@@ -65,14 +72,14 @@ def test_jax_that_does_not_start_is_a_problem(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
     found = doctor.jax_works(doctor.jax_devices())
     assert found.state == "problem" and "nonsense" in found.found
-    assert found.remedy == 'pip install --force-reinstall "jax==0.10.2" "jaxlib==0.10.2"'
+    assert found.remedy == f'pip install --force-reinstall "jax{JAX}" "jaxlib{JAX}"' and ">=" in JAX
 
 
 @pytest.mark.parametrize(("used", "there", "state", "words"), [
     ("cpu", "", "ok", "none found"), ("gpu", "NVIDIA H200, 580.65.06", "ok", "JAX uses it"),
-    ("cpu", "NVIDIA H200, 580.65.06", "note", 'pip install -U "jax[cuda13]==0.10.2"'),
-    ("cpu", "Tesla T4, 535.104.05", "note", 'pip install -U "jax[cuda12]==0.10.2"'),
-    ("cpu", "an NVIDIA GPU", "note", 'pip install -U "jax[cuda13]==0.10.2"'),
+    ("cpu", "NVIDIA H200, 580.65.06", "note", f'pip install -U "jax[cuda13]=={jax.__version__}"'),
+    ("cpu", "Tesla T4, 535.104.05", "note", f'pip install -U "jax[cuda12]=={jax.__version__}"'),
+    ("cpu", "an NVIDIA GPU", "note", f'pip install -U "jax[cuda13]=={jax.__version__}"'),
 ])  # fmt: skip
 def test_a_gpu_that_jax_does_not_use_is_a_note(used: str, there: str, state: str, words: str):
     found = doctor.gpu(Devices(used, "1 device"), there)
@@ -84,7 +91,7 @@ def test_a_gpu_that_jax_does_not_use_is_a_note(used: str, there: str, state: str
 @pytest.mark.parametrize(("version", "wanted", "holds"), [
     ("0.10.2", "==0.10.2", True), ("0.10.1", "==0.10.2", False), ("1.4", ">=1.1", True), ("1.0.9", ">=1.1", False),
     ("0.2.9", "<0.3,>=0.2.8", True), ("0.3", "<0.3,>=0.2.8", False), ("3.11.7", ">=3.11", True),
-    ("2.0rc1", ">=2", True), ("1.10", ">1.9", True), ("5", "", True), ("4.0", "!=4", False),
+    ("2.0rc1", ">=2", False), ("2.1rc1", ">=2", True), ("1.10", ">1.9", True), ("5", "", True), ("4.0", "!=4", False),
 ])  # fmt: skip
 def test_versions_are_compared_as_numbers(version: str, wanted: str, holds: bool):
     assert requirements.satisfies(version, wanted) is holds
@@ -92,7 +99,7 @@ def test_versions_are_compared_as_numbers(version: str, wanted: str, holds: bool
 
 def test_pins_come_from_the_metadata(monkeypatch: pytest.MonkeyPatch):
     found = {(r.name, r.extra): r.versions for r in requirements.requirements()}
-    assert found["jax", ""] == "==0.10.2" and found["onnx", "onnx"] == ">=1.17"
+    assert found["jax", ""] == JAX == "<0.13,>=0.10.2" and found["onnx", "onnx"] == ">=1.17"
     assert (("envpool", "") in found) == (sys.platform == "linux")
     monkeypatch.setattr(requirements, "PACKAGE", "no-such-package")
     assert requirements.requirements() == []
@@ -113,3 +120,52 @@ def test_places_that_cannot_be_written_are_notes(tmp_path: Path, monkeypatch: py
     assert doctor.cache().state == "ok" and not (tmp_path / "a").exists()
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)  # tests may run as root, who may write everywhere
     assert doctor.cache().state == doctor.disk(tmp_path).state == "note"
+
+
+def test_what_was_not_tested_is_a_note(monkeypatch: pytest.MonkeyPatch):
+    """A version of JAX that nobody tried, and a missing EnvPool: neither forbids training."""
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.12.7")
+    found = doctor.jax_works(Devices("cpu", "2 cpu devices"))
+    assert found.state == "note" and "tested with gpi are 0.10.2, 0.11.2, 0.12.0.1" in found.found
+    assert found.remedy == 'pip install "jax==0.10.2" "jaxlib==0.10.2"'
+    monkeypatch.setattr(requirements.Requirement, "installed", lambda one: "" if one.name == "envpool" else "99")
+    monkeypatch.setattr(doctor, "requirements", lambda: [requirements.Requirement("envpool", "==1.2.5", "")])
+    found = [doctor.packages(), doctor.envpool()]
+    assert [one.state for one in found] == ["note", "note"]
+    assert "macOS arm64 and Windows are not tried" in found[1].found
+    assert found[1].remedy == 'pip install "envpool==1.2.5"'
+    assert doctor.verdict(found) == (
+        "training works, but for DeepMind Control's tasks; begin with: gpi train CartPole-v1 --steps 50000"
+    )
+
+
+def test_a_jax_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(devices.importlib.metadata, "version", lambda name: "0.9.0")
+    with pytest.raises(UsageError) as error:
+        devices.require_jax()
+    assert str(error.value) == (
+        "JAX 0.9.0 is too old, it must be >=0.10.2; run `pip install jax==0.10.2 jaxlib==0.10.2`"
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor"], ["train", "cheetah-run"], ["study", "run", "quick"]])
+def test_without_unix_every_command_is_one_line(words: list[str]):
+    program = "import sys; sys.modules['fcntl'] = None; import gpi; from gpi.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done
+    assert "module fcntl" in done.stderr and "use Linux, or Linux in WSL" in done.stderr
+
+
+def test_files_that_an_installer_linked_are_read(tmp_path: Path):
+    """uv and conda link the files of a package from their caches."""
+    package = Path(doctor.__file__).parent
+    shutil.copytree(package, tmp_path / "one" / "gpi", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=os.link)
+    program = (
+        "from gpi.study.sparsity import random_returns; from gpi.study.definition import builtin_names, load_study; "
+        "from gpi.report import page; print(len(random_returns()), len(page.style()) > 999, "
+        "*(load_study(name).name for name in builtin_names()))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "two")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout == "28 True controls paper quick reuse\n", done

@@ -99,7 +99,7 @@ def moves(film: Film) -> bool:
     """Return whether there is something to see on every frame, and whether it moves."""
     pixels = film.frames.astype(np.int16)
     change = np.abs(np.diff(pixels, axis=0)).max(axis=(1, 2, 3))
-    return (
+    return bool(
         pixels.std(axis=(1, 2, 3)).min() > 5
         and (change > 20).mean() > 0.25
         and np.ptp(pixels[[0, -1]], axis=0).max() > 50

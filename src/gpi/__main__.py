@@ -1,7 +1,20 @@
-"""`python -m gpi`: the command line."""
+"""`gpi` and `python -m gpi`: the command line."""
 
 import sys
 
-from gpi.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run one command; return the exit code."""
+    try:
+        from gpi.cli import main as run
+    except ModuleNotFoundError as error:
+        if error.name != "fcntl":
+            raise
+        why = f"Python's module fcntl, with which gpi locks its files, does not exist on {sys.platform}"
+        print(f"gpi: {why}; use Linux, or Linux in WSL or a container", file=sys.stderr)
+        return 2
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

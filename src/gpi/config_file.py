@@ -141,7 +141,11 @@ def _no_task(file: Settings) -> NoReturn:
 
 def read_toml(path: Path) -> Document:
     """Read a TOML file, and find the line of every key in it."""
-    name, text = printable(path), read_text(path)
+    return parse_toml(printable(path), read_text(path))
+
+
+def parse_toml(name: str, text: str) -> Document:
+    """Parse the text of a TOML file, whose name is for messages."""
     dots = DOTTED.search(text)
     if dots:  # tomllib needs memory and time with the square of their number
         raise FileError(f"{name}:{text.count(chr(10), 0, dots.start()) + 1}: a key of too many parts; use fewer dots")

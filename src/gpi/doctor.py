@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gpi import machine
-from gpi.requirements import PACKAGE, Requirement, facts, pin_of, requirements, satisfies
+from gpi.envs.envpool import ENVPOOL, TRIED
+from gpi.requirements import PACKAGE, TESTED_JAX, Requirement, facts, pin_of, requirements, satisfies
 from gpi.training.devices import compilation_cache
 
 State = Literal["ok", "note", "problem"]
@@ -97,6 +98,8 @@ def verdict(findings: Sequence[Finding]) -> str:
         return (
             f"training does not work yet: see {', '.join(problems)} above, do what -> says, then run `gpi doctor` again"
         )
+    if any(finding.name == "EnvPool" and finding.state != "ok" for finding in findings):
+        return "training works, but for DeepMind Control's tasks; begin with: gpi train CartPole-v1 --steps 50000"
     return "everything that training needs is here; begin with: gpi train cheetah-run --steps 200000"
 
 
@@ -128,7 +131,8 @@ def packages() -> Finding:
         return Finding("packages", "ok", f"{', '.join(pinned)}, as {PACKAGE} asks for")
     said = [f"{r.name} {r.installed() or 'is missing'} (needed: {r.versions or 'any'})" for r in wrong]
     remedy = " ".join(f'"{r.name}{r.versions}"' for r in wrong)
-    return Finding("packages", "problem", "; ".join(said), f"pip install {remedy}")
+    optional = all(r.name == "envpool" and not r.installed() for r in wrong)  # Gymnasium's tasks train without it
+    return Finding("packages", "note" if optional else "problem", "; ".join(said), f"pip install {remedy}")
 
 
 def extra(name: str, key: str, purpose: str) -> Finding:
@@ -265,7 +269,11 @@ def jax_works(used: Devices) -> Finding:
     """Look at whether JAX computes."""
     if used.backend:
         version = importlib.metadata.version("jax")
-        return Finding("JAX", "ok", f"{version} computes on the {used.backend.upper()} ({used.text})")
+        text = f"{version} computes on the {used.backend.upper()} ({used.text})"
+        if version not in TESTED_JAX:
+            remedy = f'pip install "jax=={TESTED_JAX[0]}" "jaxlib=={TESTED_JAX[0]}"'
+            return Finding("JAX", "note", f"{text}; tested with gpi are {', '.join(TESTED_JAX)}", remedy)
+        return Finding("JAX", "ok", f"{text}; this version was tested with gpi")
     pin = pin_of("jax")
     remedy = "export JAX_PLATFORMS=cpu" if gpus() else f'pip install --force-reinstall "jax{pin}" "jaxlib{pin}"'
     return Finding("JAX", "problem", f"does not start: {used.text}", remedy)
@@ -287,19 +295,19 @@ def gpu(used: Devices, there: str) -> Finding:
         return Finding("GPU", "ok", "none found; the CPU does everything")
     driver = re.search(r", (\d+)\.", there)
     cuda = "cuda12" if driver and int(driver[1]) < 580 else "cuda13"  # CUDA 13 needs driver 580
-    pin = pin_of("jax")
+    pin = f"=={importlib.metadata.version('jax')}"
     return Finding("GPU", "note", f"{there}; JAX does not use it", f'pip install -U "jax[{cuda}]{pin}"')
 
 
 def envpool() -> Finding:
     """Make and reset one of EnvPool's environments."""
-    if sys.platform != "linux":
-        why = "exists for Linux only; Gymnasium's environments and your own train without it"
-        return Finding("EnvPool", "note", why, "gpi train CartPole-v1 --backend gymnasium")
+    pin = pin_of("envpool") or f"=={ENVPOOL}"
+    if not Requirement("envpool", "", "").met():
+        why = f"is missing; the 28 tasks of DeepMind Control need it, others train without it ({TRIED})"
+        return Finding("EnvPool", "note", why, f'pip install "envpool{pin}"')
     tried = attempt(USE_ENVIRONMENT.format(name="cartpole-balance", backend="auto"), JAX_PLATFORMS="cpu")
     if tried.worked:
         return Finding("EnvPool", "ok", f"{importlib.metadata.version('envpool')} simulates")
-    pin = pin_of("envpool")
     library = "lib" in tried.said and ".so" in tried.said
     remedy = "apt-get install libegl1 libopengl0" if library else f'pip install "envpool{pin}"'
     return Finding("EnvPool", "problem", f"does not simulate: {tried.said}", remedy)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from gpi.config import Config
 from gpi.study.definition import Job
 from gpi.study.directory import Layout, StudyDir, write_study
 
-VERSIONS = {"python": "3.11.7", "envpool": "1.2.5", "jax": "0.10.2"}
+VERSIONS = {"python": platform.python_version(), "envpool": "1.2.5", "jax": version("jax")}
 LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": ""}, VERSIONS)
 EPISODE = 500  # steps
 

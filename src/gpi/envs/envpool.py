@@ -6,9 +6,9 @@ handled here and nowhere else.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import re
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from gpi.envs.pool import Spec, Step
 from gpi.envs.replay import Position, digest_of, first_digests
 from gpi.errors import UsageError
+from gpi.requirements import TESTED_JAX
 from gpi.standalone import scale_action
 
 if TYPE_CHECKING:  # listing tasks must start neither JAX nor EnvPool
@@ -29,6 +30,8 @@ MUJOCO = (
     "InvertedPendulum-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5", "Walker2d-v5",
 )  # fmt: skip
 CLASSIC = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+ENVPOOL = "1.2.5"
+TRIED = "tried on Linux x86-64; its wheels for Linux aarch64, macOS arm64 and Windows are not tried"
 GYMNASIUM = (*MUJOCO, *CLASSIC)
 """Gymnasium ids that EnvPool simulates too."""
 
@@ -65,7 +68,6 @@ def make_on_host(
         raise UsageError(f"environment seeds must be distinct 31-bit numbers, got {list(seeds)}; use env_seeds")
     if num_threads < 1:
         raise UsageError(f"threads of the simulation must be at least 1, got {num_threads}; use 1")
-    _require_linux(spec.id if spec else envpool_id)
     with warnings.catch_warnings():  # Gymnasium warns that it rounds the bounds, which EnvPool declares in float64
         warnings.simplefilter("ignore", UserWarning)
         # `env_seed` and not `seed`: EnvPool would count up from the latter, and runs would share environments.
@@ -100,7 +102,12 @@ class EnvPool:
         self.spec, self.num_envs = host.spec, host.num_envs
         self._host = host
         self._xla_step: Any
-        xla, _, _, self._xla_step = host.env.xla()
+        try:
+            xla, _, _, self._xla_step = host.env.xla()
+        except Exception as error:  # JAX has its own kinds, which differ between versions
+            if "FFI" not in str(error):
+                raise
+            raise UsageError(unfit_pair()) from error
         self.handle = Handle(xla, np.zeros(self.num_envs, np.bool_))
 
     def reset(self, handle: Handle) -> tuple[Handle, np.ndarray]:
@@ -214,14 +221,6 @@ class EnvPoolOnHost:
         return np.concatenate([np.reshape(part, (rows, -1)) for part in self.parts(obs)], axis=1, dtype=np.float32)
 
 
-def _require_linux(task: str) -> None:
-    if sys.platform != "linux":
-        raise UsageError(
-            f"{task} cannot run on {sys.platform}: EnvPool's XLA interface exists on Linux only; "
-            "use a Linux machine or container"
-        )
-
-
 def _require_x64() -> None:
     from jax import dtypes
 
@@ -234,10 +233,17 @@ def _require_x64() -> None:
         )
 
 
+def unfit_pair() -> str:
+    """Return the line that says that these versions of EnvPool and JAX cannot work together."""
+    have = " and ".join(f"{name} {importlib.metadata.version(name)}" for name in ("envpool", "jax"))
+    fit = f"envpool=={ENVPOOL} jax=={TESTED_JAX[0]} jaxlib=={TESTED_JAX[0]}"
+    return f"{have} cannot work together: their XLA interfaces differ; run `pip install {fit}`"
+
+
 def available() -> bool:
     """Return whether EnvPool is installed and can run here; only importing it tells whether its libraries are there."""
     try:
-        return sys.platform == "linux" and importlib.util.find_spec("envpool") is not None
+        return importlib.util.find_spec("envpool") is not None
     except ModuleNotFoundError:
         return False
     except (ImportError, ValueError):
@@ -250,8 +256,8 @@ def import_envpool() -> Any:
         import envpool
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"module {error.name!r} is missing, but this task needs EnvPool 1.2.5; run `pip install envpool==1.2.5` "
-            "(on Linux: it exists for no other system)"
+            f"module {error.name!r} is missing, but this task needs EnvPool; run `pip install envpool=={ENVPOOL}` "
+            f"({TRIED})"
         ) from error
     except ImportError as error:
         library = re.match(r"(\S+\.so[.\d]*): cannot open shared object file", str(error))

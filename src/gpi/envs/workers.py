@@ -46,7 +46,7 @@ class WorkerPool:
                 self.workers.append(start_process("gpi.envs.workers", {"OMP_NUM_THREADS": "1"}))
                 self.answers.append(select.poll())
                 self.answers[-1].register(self.workers[-1][1].fileno(), select.POLLIN)
-                request = {"path": sys.path, "name": name, "seeds": [int(seeds[i]) for i in share]}
+                request = {"path": sys.path, "name": name, "seeds": [int(seeds[i]) for i in share.tolist()]}
                 self.workers[-1][1].send_bytes(json.dumps(request).encode())
             specs = [json.loads(self._receive(k)) for k in range(len(self.workers))]
             if any(spec != specs[0] for spec in specs):

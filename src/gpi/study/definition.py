@@ -11,18 +11,19 @@ import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpi.config import Config, checked_type, nearest
-from gpi.config_file import Document, Settings, meant, read_toml
+from gpi.config_file import Document, Settings, meant, parse_toml, read_toml
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.files import shown
 from gpi.training.job import resolve
 
-BUILTIN = Path(__file__).parent / "builtin"
+BUILTIN = resources.files("gpi.study") / "builtin"  # not by `files.read`: installers may link a package's files
 HEAVY = ("humanoid", "manipulator", "swimmer-swimmer15")  # half of a study's time
 TASK_GROUPS = {
     "dmc28": tuple(dmc.TASKS),
@@ -75,7 +76,9 @@ def load_study(source: str | Path, environments: Mapping[str, str] | None = None
 
     `environments` gives names to environments of the user's own, as module:id.
     """
-    path = BUILTIN / f"{source}.toml" if str(source) in builtin_names() else Path(source)
+    path = Path(source)
+    if str(source) in builtin_names():
+        return read_study(parse_toml(f"{source}.toml", builtin_text(str(source))), environments or {})
     if path.suffix.lower() != ".toml":
         known = ", ".join(builtin_names())
         near = meant(str(source), nearest(str(source), builtin_names()))
@@ -85,7 +88,12 @@ def load_study(source: str | Path, environments: Mapping[str, str] | None = None
 
 def builtin_names() -> list[str]:
     """Return the names of the studies that are built in."""
-    return sorted(path.stem for path in BUILTIN.glob("*.toml"))
+    return sorted(path.name.removesuffix(".toml") for path in BUILTIN.iterdir() if path.name.endswith(".toml"))
+
+
+def builtin_text(name: str) -> str:
+    """Return the file of a study that is built in."""
+    return (BUILTIN / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def read_study(document: Document, environments: Mapping[str, str]) -> Study:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from gpi.config import Config
 from gpi.errors import UsageError
 from gpi.machine import cores
+from gpi.requirements import TESTED_JAX, satisfies
 
 VERSIONED = ("gpi-rl", "jax", "jaxlib", "envpool", "gymnasium", "numpy")
 
@@ -60,6 +61,7 @@ def prepare(config: Config, threads: str = "") -> None:
     CPU cores become devices to shard over, the number of XLA threads is pinned because results depend on it in the
     last bits, and compiled programs are cached for the next start.
     """
+    require_jax()
     if jax_has_started():
         return
     if threads:  # of the run that is resumed
@@ -75,6 +77,14 @@ def prepare(config: Config, threads: str = "") -> None:
 
         if jax_setting("jax_compilation_cache_dir") is None:
             jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+
+def require_jax() -> None:
+    """Raise UsageError if JAX is older than all that gpi works with."""
+    have, least = importlib.metadata.version("jax"), f">={TESTED_JAX[0]}"
+    if not satisfies(have, least):
+        remedy = f"pip install jax=={TESTED_JAX[0]} jaxlib=={TESTED_JAX[0]}"
+        raise UsageError(f"JAX {have} is too old, it must be {least}; run `{remedy}`")
 
 
 def compilation_cache() -> str:

@@ -72,7 +72,7 @@ def resume(
     with lock.hold(directory):
         job, about = read_job(directory, make, callbacks)
         require_named(directory, job.config, env, make)
-        if make is None and tasks.falls_back(job.config.task, job.config.backend) and sys.platform == "linux":
+        if make is None and tasks.falls_back(job.config.task, job.config.backend):
             import_envpool()  # the run was made with it; here it is missing, which is said in one line
         if steps is not None:
             job = resolve(dataclasses.replace(job.config, steps=steps), make, callbacks)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpi import files
 from gpi.errors import DiskError, UsageError, disk_error
-from gpi.study.definition import BUILTIN, Job, Study, builtin_names
+from gpi.study.definition import Job, Study, builtin_names, builtin_text
 from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, write_study
 from gpi.study.engine import machine_layout
 from gpi.study.engine.locks import Shard
@@ -81,9 +81,9 @@ def aims(study: StudyDir) -> list[tuple[str, int]]:
 
 def keep_source(study: StudyDir, source: str | Path) -> None:
     """Copy the file of a study into its directory, for people."""
-    path = BUILTIN / f"{source}.toml" if str(source) in builtin_names() else Path(source)
     with suppress(OSError, DiskError):
-        text = path.read_bytes()
+        built_in = str(source) in builtin_names()
+        text = builtin_text(str(source)).encode() if built_in else Path(source).read_bytes()
         if not (study.path / "study.toml").exists() or (study.path / "study.toml").read_bytes() != text:
             files.write(study.path / "study.toml", text)
 
