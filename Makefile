@@ -29,7 +29,7 @@ $(BIN)/python:
 
 # The last error of pip in one line; the rest is in the log.
 define failed
-why=$$(grep -E '^ *([A-Za-z]*Error|error|ERROR): ' $(LOG) | grep -v -- '-failed$$' | tail -n 1 | cut -c 1-300); \
+why=$$(grep -E '^ *([A-Za-z.]*Error|error|ERROR): ' $(LOG) | grep -v -- '-failed$$' | tail -n 1 | cut -c 1-300); \
   echo "setup: pip failed: $${why:-see its last lines}; all it said is in $(LOG); then 'make setup' tries again" >&2; exit 1
 endef
 
@@ -53,6 +53,12 @@ test: lint ## check style and types, then run the quick tests
 test-slow: setup ## run the tests that take minutes
 	$(BIN)/pytest -m slow
 
+test-pythons: setup ## from a fresh clone, set up, lint and run the quick tests with every Python from 3.11 on
+	$(BIN)/python tools/pythons.py test
+
+dist: setup ## build wheel and sdist into dist/, and try the wheel alone, by pip and by uv, with every Python from 3.11 on
+	$(BIN)/python tools/pythons.py dist
+
 reliability: setup ## kill, corrupt and fill up: the full numbers of docs/reliability.md, which take an hour on 2 cores
 	$(BIN)/pytest -m slow tests/test_file_durability.py tests/test_hostile_files.py tests/test_resume.py
 	$(BIN)/python benchmarks/reliability.py
@@ -70,7 +76,8 @@ bench: .venv/.bench ## measure throughput beside Stable-Baselines3
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock --group bench
 	@touch $@
 
-lock: setup ## find the newest versions that pyproject.toml allows, for all Pythons, and write requirements.lock
+lock: | $(BIN)/python ## find the newest versions that pyproject.toml allows, for all Pythons, and write requirements.lock
+	@$(PIP) --quiet 'uv>=0.9'
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --no-annotate \
 	  --upgrade --custom-compile-command 'make lock' pyproject.toml --output-file requirements.lock
 

@@ -1,5 +1,6 @@
 """Settings for every test: strict dtypes, no silent broadcasting of ranks, two CPU devices."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 import jax
 import pytest
 
+from gpi.training.learner import PROGRAMS
 from own_runs import walk
 from shapes import check_shapes
 
@@ -32,6 +34,15 @@ def x64():
     """Turn 64-bit types on, which EnvPool and the running statistics need."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_go():
+    """Let go of the programs that a file compiled: with those of all files two workers held 4 GB each."""
+    yield
+    PROGRAMS.clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 __all__ = ["walk"]  # a fixture
