@@ -1,6 +1,6 @@
 """Films of the 28 DeepMind Control tasks: is the robot in the picture for the whole episode?
 
-    python benchmarks/films.py --runs runs --out films      # needs dm_control: pip install -e '.[dev]'
+    python benchmarks/films.py --runs runs --out films      # needs dm_control: make setup
 
 Each task is filmed for an episode by `gpi.video.record`, with the camera that it chooses and the policy of the highest
 return of all finished runs of that task under --runs; where there is none, with random weights. How it is measured:

@@ -1,6 +1,6 @@
 """Environment steps per second on cheetah-run or another environment, beside Stable-Baselines3 in the same run.
 
-    python benchmarks/throughput.py [--quick] [--only sb3]      # needs: pip install -e '.[bench]'
+    python benchmarks/throughput.py [--quick] [--only sb3]      # needs: make bench
     python benchmarks/throughput.py --env Pendulum-v1           # a Gymnasium environment in Python on both sides
 
 Every system runs in a process of its own and all take turns, round after round, because shared machines are noisy:
