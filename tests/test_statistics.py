@@ -67,7 +67,7 @@ def test_the_profile_is_the_share_of_runs_above():
 def test_the_probability_of_improvement_is_mann_whitneys_u_over_pairs():
     x, y = some(6, 5), {name: np.round(z, -2) for name, z in some(6, 4, seed=0, shift=30).items()}
     x = {name: np.round(z, -2) for name, z in x.items()}
-    u = [stats.mannwhitneyu(x[name], y[name])[0] / (5 * 4) for name in x]
+    u = [np.asarray(stats.mannwhitneyu(x[name], y[name]))[0] / (5 * 4) for name in x]
     found = probability_of_improvement(x, y)
     assert float(found.estimate) == pytest.approx(np.mean(u))
     assert any(set(x[name]) & set(y[name]) for name in x), "there are ties"
