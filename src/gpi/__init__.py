@@ -9,7 +9,8 @@ from gpi.config import Config
 from gpi.errors import GpiError, UsageError
 from gpi.evaluation import Evaluation, evaluate
 from gpi.run import Run
-from gpi.rundir.policies import Policy, load
+from gpi.rundir.policies import load
+from gpi.standalone import Policy
 from gpi.theory.mixture import Mixture, mixture, uniform_mixture
 
 __version__ = "0.1.0"
