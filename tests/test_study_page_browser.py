@@ -1,7 +1,6 @@
 """A report's page in a real browser: it asks for nothing, filters, answers the pointer, and fits a phone."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from browser import BROWSERS, CHROMIUM
 from gpi.report.blocks import Chart, Report
 from gpi.report.page import page
 from gpi.report.page.text import clean
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((found for name in BROWSERS if (found := shutil.which(name))), None)
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason=f"there is none of {', '.join(BROWSERS)}"),
     pytest.mark.xdist_group("browser"),
