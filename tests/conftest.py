@@ -8,6 +8,7 @@ from pathlib import Path
 # Two devices; and programs that compile twice as fast, and run slower. Processes that tests start run what users run.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
 os.environ.setdefault("MUJOCO_GL", "disabled")
+os.environ["TERM"] = "xterm"  # tests of progress have a terminal of their own
 # Many tests compile the same program: keep it between them.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")

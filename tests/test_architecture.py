@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,7 @@ def test_a_directory_beside_the_tests_is_no_package(tmp_path: Path):
     for name in ("pyproject.toml", "src", "tests"):
         (tmp_path / name).symlink_to(PAGE.parents[1] / name)
     (tmp_path / "studies").mkdir()
-    words = ["ruff", "check", "--no-cache", "--select", "I", "tests/test_study_engine.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    ruff = Path(sys.executable).with_name("ruff")
+    words = ["check", "--no-cache", "--select", "I", "tests/test_study_engine.py"]
+    done = subprocess.run([ruff, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

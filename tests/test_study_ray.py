@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -96,12 +97,10 @@ def test_two_jobs_on_a_ray_of_this_machine(tmp_path: Path):
     places = {"HOME": str(home), "TMPDIR": str(temp), "RAY_ADDRESS": "192.0.2.1:6379"}
     child = start(file, "--out", str(out), "--engine", "ray", **places)
     heard: set[str] = set()
-    until(lambda: child.poll() is not None or heard.update(listening(child.pid)) or len(heard) >= 3)
+    until(lambda: child.poll() is not None or heard.update(listening(child.pid)) or heard)
     said = output(child)
     assert "tiny: 2 jobs, 0 done; Ray 2." in said and said.count("\ndone   pendulum-swingup/") == 2
-    assert heard and all(address.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:")) for address in heard), (
-        heard
-    )
+    assert heard and heard <= {"127.0.0.1", "::1"}
     assert not list(home.iterdir()), "no token and no statistics of Ray's are left in the user's home"
     temp.rmdir()  # Ray's files are gone too
     study = open_study(out)
@@ -114,8 +113,6 @@ def test_two_jobs_on_a_ray_of_this_machine(tmp_path: Path):
 
 def listening(pid: int) -> set[str]:
     """Return the addresses that Ray's processes below one listen at."""
-    if shutil.which("ss") is None:
-        pytest.skip("no ss here")
     children: dict[str, list[str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -123,12 +120,20 @@ def listening(pid: int) -> set[str]:
         except OSError:
             continue
         children.setdefault(parent, []).append(path.parent.name)
-    family, found = [str(pid)], set()
+    family, sockets = [str(pid)], set()
     for one in family:
         family += children.get(one, [])
-    for line in subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True).stdout.splitlines():
-        if any(f"pid={one}," in line for one in family):
-            found.add(line.split()[3])
+        for fd in Path(f"/proc/{one}/fd").glob("*"):
+            with suppress(OSError):
+                sockets.add(os.readlink(fd))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                words = bytes.fromhex(local.partition(":")[0])
+                address = ip_address(b"".join(words[k : k + 4][::-1] for k in range(0, len(words), 4)))
+                found.add(str(getattr(address, "ipv4_mapped", None) or address))
     return found
 
 

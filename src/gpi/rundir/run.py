@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -147,14 +148,22 @@ def damaged(path: Path, why: object) -> FileError:
     return FileError(f"{path} is damaged: {' '.join(str(why).split())[:200]}; restore it, or train again")
 
 
+def exists(path: Path) -> bool:
+    """Return whether there is something; raise OSError where that may not be known, unlike `Path.exists` since 3.14."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
+        return True
+    return False
+
+
 def open_run(directory: str | Path, *needs: str) -> Run:
     """Return the run in a directory; raise UsageError if one of the files that it `needs` is missing."""
     path = Path(directory)
     try:
-        if not path.exists():
+        if not exists(path):
             raise UsageError(f"{path} does not exist; name a directory that `gpi train` made")
         for name in needs or ("config.json", "episodes.csv"):
-            if not (path / name).is_file():
+            if not exists(path / name):
                 what = "is not a run directory: it has no"
                 raise UsageError(f"{path} {what} {name}; name a directory that `gpi train` made")
     except OSError as error:

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -136,6 +136,21 @@ class Bounded(io.RawIOBase):
         return self.place
 
 
+OF_THE_NEXT = (b"x", b"g", b"X", b"L", b"K")  # headers whose content is names of, and facts about, the next member
+
+
+class Header(tarfile.TarInfo):
+    """The header of an archive's member, refused where names and facts about the next one would fill the memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, *words: Any, **more: Any) -> Header:
+        """Return the header in a block."""
+        found = super().frombuf(buf, *words, **more)
+        if found.size > PIECE and found.type in OF_THE_NEXT:
+            raise FileError(f"it asks for {found.size} bytes of facts about a file (at most {PIECE})")
+        return found
+
+
 class Unpacked(io.RawIOBase):
     """The content of an xz file, whose reader may not allocate what the file demands."""
 
@@ -190,7 +205,7 @@ def read_archive(path: Path) -> list[Placed]:
 def copied(file: Bounded, temp: Path) -> dict[str, Path]:
     """Copy the files of runs out of an archive; return each run's directory, named by a number, by its name there."""
     runs: dict[str, Path] = {}
-    with tarfile.open(fileobj=file, mode="r:") as tar:
+    with tarfile.open(fileobj=file, mode="r:", tarinfo=Header) as tar:
         for count, member in enumerate(tar):
             if count >= MEMBERS_LIMIT or member.offset_data + member.size > ARCHIVE_LIMIT:
                 raise FileError(f"it is too large (at most {MEMBERS_LIMIT} files and {ARCHIVE_LIMIT} bytes)")
