@@ -410,7 +410,7 @@ def test_a_run_can_do_what_the_commands_do(walk: tuple[gpi.Run, Watch, Evaluate]
     exported = run.export(tmp_path / "policy", seed=1)
     assert {path.name for path in exported.files} == {"policy.py", "policy.json", "policy.safetensors"}
     assert gpi.load(tmp_path / "policy").about["seed"] == "1"
-    with pytest.raises(gpi.UsageError, match=r"\.mp4 or \.gif"):
+    with pytest.raises(gpi.UsageError, match=r"one of \.mp4, \.webp, \.gif"):
         run.record(tmp_path / "film.avi", envs_own.Walk)
 
 

@@ -81,12 +81,13 @@ class Film(NamedTuple):
 
 def watch(path: Path) -> Film:
     """Return the frames of a file, decoded."""
-    if path.suffix == ".gif":
+    if path.suffix in (".gif", ".webp"):
         with Image.open(path) as image:
             frames = []
             for i in range(getattr(image, "n_frames", 1)):
                 image.seek(i)
                 frames.append(np.asarray(image.convert("RGB")))
+            image.load()  # of WebP, the duration is known then
             return Film(np.stack(frames), 1000 / image.info["duration"], image.info["loop"] == 0)
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     decoded = subprocess.run(command, capture_output=True, check=True)
@@ -126,6 +127,9 @@ CASES = [
         marks=opengl,
     ),
     pytest.param(
+        Case("cheetah-run", policy_for(17, 6), ".webp", {"steps": 30, "fps": 25}, (480, 480), 25, 4), marks=opengl
+    ),
+    pytest.param(
         Case("cartpole-swingup", policy_for(5, 1), ".mp4", {"steps": 40}, (640, 480), 50, 2), marks=opengl
     ),  # wider, so that the whole rail is in the picture
     pytest.param(
@@ -148,7 +152,7 @@ def test_a_video_shows_the_episode_that_evaluation_plays(tmp_path: Path, case: C
     film = watch(out)
     assert found[:3] == (out, 1 + found.length // case.every, case.fps)
     assert film.frames.shape == (found.frames, case.size[1], case.size[0], 3) and film.fps == case.fps
-    assert moves(film) and film.loops == (case.suffix == ".gif")
+    assert moves(film) and film.loops == (case.suffix != ".mp4")
     assert (
         film.frames[:, :, :4].mean() > 10 and film.frames[:, :4].mean() > 10
     )  # drawn in this size: no black beside it
@@ -354,7 +358,7 @@ def film_of(make: Any, out: Path, policy: Any = None, **options: Any) -> video.R
     return video.record(policy or Steady(), task, out, make=make, **{"steps": 20, **options})
 
 
-@pytest.mark.parametrize(("suffix", "size"), [(".mp4", (64, 46)), (".gif", (65, 47))])
+@pytest.mark.parametrize(("suffix", "size"), [(".mp4", (64, 46)), (".gif", (65, 47)), (".webp", (65, 47))])
 def test_own_environments_draw_themselves(tmp_path: Path, suffix: str, size: tuple[int, int]):
     out, policy = tmp_path / f"film{suffix}", Steady()
     found = film_of(Slide, out, policy)
@@ -499,7 +503,7 @@ def test_progress_is_shown_beside_the_output(
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["film.mp4", "film.gif"])
+@pytest.mark.parametrize("name", ["film.mp4", "film.gif", "film.webp"])
 def test_an_interrupted_recording_leaves_the_old_file(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b"older")
     with pytest.raises(KeyboardInterrupt):
@@ -531,7 +535,7 @@ def test_when_ffmpeg_fails_nothing_is_left(
 @pytest.mark.parametrize(
     ("name", "options", "line"),
     [
-        ("film.avi", {}, r"film.avi has the suffix '.avi', a video is .mp4 or .gif; use .*film.mp4"),
+        ("film.avi", {}, r"film.avi has the suffix '.avi', a video is one of .mp4, .webp, .gif; use .*film.mp4"),
         ("film", {}, r"has the suffix '', a video is"),
         ("none/film.mp4", {}, r"directory .*none of film.mp4 does not exist; make it: mkdir -p"),
         ("dir.mp4", {}, "dir.mp4 is a directory, a video is a file"),

@@ -342,4 +342,4 @@ def ffmpeg() -> Finding:
     tried = run([found, "-version"], 20) if found else Tried(False, "it is missing")
     if tried.worked:
         return Finding("ffmpeg", "ok", str(found))
-    return Finding("ffmpeg", "note", f"{tried.said}; `gpi record` writes .gif only", f'pip install "{PACKAGE}[video]"')
+    return Finding("ffmpeg", "note", f"{tried.said}; `gpi record` writes no .mp4", f'pip install "{PACKAGE}[video]"')

@@ -72,7 +72,7 @@ class Run(files.Run):
         size: tuple[int, int] | None = None, camera: str | int | None = None, sampled: bool = False,
         quiet: bool = False,
     ) -> Recorded:  # fmt: skip
-        """Film an episode of a seed's policy, by default the first, as .mp4 or .gif: `gpi.video.record` of this run."""
+        """Film an episode of a seed's policy, by default the first, as .mp4, .webp or .gif, by `gpi.video.record`."""
         policies = evaluation.policies_of(self.dir, seed, policy)
         task, make = evaluation.task_of(policies, self.dir, env)
         member, acting = next(iter(policies.items()))

@@ -1,4 +1,4 @@
-"""Videos of a policy: one episode, drawn without a display and written as mp4 or gif."""
+"""Videos of a policy: one episode, drawn without a display and written as mp4, webp or gif."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def record(
     fps: float = FPS, size: tuple[int, int] | None = None, camera: str | int | None = None, sampled: bool = False,
     quiet: bool = False,
 ) -> Recorded:  # fmt: skip
-    """Record one episode, or its beginning, as an .mp4 or .gif, without display or GPU.
+    """Record one episode, or its beginning, as an .mp4, .webp or .gif, without display or GPU.
 
     The file appears when it is complete, and replaces an older one. The episode is the first that an evaluation plays.
 
     Args:
         policy: The policy that acts.
         task: The task it acts in.
-        out: The file to write; its suffix, .mp4 or .gif, chooses the format.
+        out: The file to write; its suffix, .mp4, .webp or .gif, chooses the format.
         make: The user's function that makes the environment, if the task is their own.
         seed: Determines the episode and, if actions are sampled, the actions.
         steps: Steps after which the recording ends, even if the episode does not.
@@ -72,14 +72,15 @@ def record(
         quiet: Show no progress.
     """
     out = _valid_path(Path(out), steps, fps, size)
-    write = _mp4(out) if out.suffix.lower() == ".mp4" else _gif(out)
+    suffix = out.suffix.lower()
+    write = WRITERS[suffix](out)
     [env_seed] = env_seeds(task.id, "evaluation", seed, 1)
     scene = rendering.make_renderer(task, make, env_seed, size, camera)
     temp = out.with_name(files.temporary(out.name))
     try:
         require_fit(policy, scene.spec)
         tally, rng = _Tally(), np.random.default_rng(seed) if sampled else None
-        every = _every(scene.fps, min(fps, GIF_FPS) if out.suffix.lower() == ".gif" else fps)
+        every = _every(scene.fps, min(fps, GIF_FPS) if suffix == ".gif" else fps)
         with counted("frames", 1 + min(steps, scene.spec.horizon or steps) // every, quiet=quiet) as show:
             rate = write(temp, _resize(_play(scene, policy, rng, steps, every, tally), size, show), scene.fps / every)
         os.replace(temp, out)
@@ -93,8 +94,11 @@ def record(
 
 def _valid_path(out: Path, steps: int, fps: float, size: tuple[int, int] | None) -> Path:
     """Return the path; raise UsageError for a request that cannot be met, before anything starts."""
-    if out.suffix.lower() not in (".mp4", ".gif"):
-        raise UsageError(f"{out} has the suffix {out.suffix!r}, a video is .mp4 or .gif; use {out.with_suffix('.mp4')}")
+    if out.suffix.lower() not in WRITERS:
+        kinds = ", ".join(WRITERS)
+        raise UsageError(
+            f"{out} has the suffix {out.suffix!r}, a video is one of {kinds}; use {out.with_suffix('.mp4')}"
+        )
     if not out.parent.is_dir():
         raise UsageError(f"directory {out.parent} of {out.name} does not exist; make it: mkdir -p {out.parent}")
     if out.is_dir():
@@ -249,17 +253,31 @@ def _ffmpeg(out: Path) -> str:
 
 def _gif(out: Path) -> FilmWriter:
     """Return a writer of gifs, which loop."""
+    return _pictures(out, "GIF", step=10, least=20, colours=256, optimize=False)
+
+
+def _webp(out: Path) -> FilmWriter:
+    """Return a writer of animated WebP, which loops: a tenth of a gif's size, in all colours."""
+    return _pictures(out, "WEBP", step=1, least=1, quality=60, method=4)
+
+
+def _pictures(out: Path, kind: str, step: int, least: int, colours: int = 0, **options: object) -> FilmWriter:
+    """Return a writer of animated pictures, whose frames last a multiple of `step` milliseconds."""
     try:
         from PIL import Image
     except ImportError as error:
         raise UsageError(f'{out} needs Pillow, which is missing; run `pip install "gpi-rl[video]"`') from error
 
     def write(path: Path, frames: Iterator[np.ndarray], fps: float) -> float:
-        delay = max(round(100 / fps), 2)  # hundredths of a second, the format's unit
-        pictures = (Image.fromarray(frame).quantize(dither=Image.Dither.NONE) for frame in frames)
-        options = {"save_all": True, "append_images": pictures, "duration": 10 * delay, "loop": 0, "optimize": False}
+        delay = max(step * round(1000 / fps / step), least)
+        pictures = (Image.fromarray(frame) for frame in frames)
+        if colours:
+            pictures = (picture.quantize(colours, dither=Image.Dither.NONE) for picture in pictures)
         with path.open("wb") as file:  # Pillow would leave its own open when interrupted
-            next(pictures).save(file, "GIF", **options)
-        return 100 / delay
+            next(pictures).save(file, kind, save_all=True, append_images=pictures, duration=delay, loop=0, **options)
+        return 1000 / delay
 
     return write
+
+
+WRITERS: dict[str, Callable[[Path], FilmWriter]] = {".mp4": _mp4, ".webp": _webp, ".gif": _gif}

@@ -111,12 +111,13 @@ def add_record(verbs: Verbs) -> None:
     """Add `gpi record`."""
     verb = verbs.add_parser(
         "record", help="film an episode of a trained policy, without a screen",
-        description="Film one episode as .mp4 or .gif. Needs no screen.",
+        description="Film one episode as .mp4, .webp or .gif. Needs no screen.",
     )  # fmt: skip
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory, or a policy file")
     verb.add_argument(
-        "--out", type=Path, metavar="FILE", default=Path("episode.mp4"), help=".mp4 or .gif (default: %(default)s)"
-    )
+        "--out", type=Path, metavar="FILE", default=Path("episode.mp4"),
+        help=".mp4, .webp or .gif (default: %(default)s)",
+    )  # fmt: skip
     add_choice(verb, "which seed's policy", "the first")
     verb.add_argument("--steps", type=whole, default=1000, help="record at most this many steps (default: %(default)s)")
     verb.add_argument("--sampled", action="store_true", help="sample actions as in training, instead of the mean")
