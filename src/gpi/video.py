@@ -72,15 +72,14 @@ def record(
         quiet: Show no progress.
     """
     out = _valid_path(Path(out), steps, fps, size)
-    suffix = out.suffix.lower()
-    write = WRITERS[suffix](out)
+    write = WRITERS[out.suffix.lower()](out)
     [env_seed] = env_seeds(task.id, "evaluation", seed, 1)
     scene = rendering.make_renderer(task, make, env_seed, size, camera)
     temp = out.with_name(files.temporary(out.name))
     try:
         require_fit(policy, scene.spec)
         tally, rng = _Tally(), np.random.default_rng(seed) if sampled else None
-        every = _every(scene.fps, min(fps, GIF_FPS) if suffix == ".gif" else fps)
+        every = _every(scene.fps, min(fps, GIF_FPS) if out.suffix.lower() == ".gif" else fps)
         with counted("frames", 1 + min(steps, scene.spec.horizon or steps) // every, quiet=quiet) as show:
             rate = write(temp, _resize(_play(scene, policy, rng, steps, every, tally), size, show), scene.fps / every)
         os.replace(temp, out)
