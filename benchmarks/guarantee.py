@@ -75,8 +75,9 @@ def run_missing(out: Path, jobs: int, only: str) -> None:
 
 def halves_of(run: Run) -> dict[str, float]:
     """Violations by the estimates of metrics.csv: ½ E|ratio - 1| against eps/2, ½ E|ratio - rho| against eps_gpi/2."""
-    rows = read_rows(run.dir / "metrics.csv", "penalty", "tv", "eps_gpi")
-    penalty, tv, eps_gpi = (np.array([row[name] for row in rows], np.float32) for name in ("penalty", "tv", "eps_gpi"))
+    names = ("penalty_abs", "tv_abs", "eps_gpi")
+    rows = read_rows(run.dir / "metrics.csv", *names)
+    penalty, tv, eps_gpi = (np.array([row[name] for row in rows], np.float32) for name in names)
     allowed = np.float32(0.5) * np.float32(run.config["eps"])
     return {
         "penalty_violations": int(np.sum(penalty > allowed)),

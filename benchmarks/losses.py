@@ -47,7 +47,8 @@ def columns_of(run: Run) -> dict[str, np.ndarray]:
     """Seed, steps and the quantities, by column: the rows of both tables are the same updates."""
     table: dict[str, np.ndarray] = {}
     for name, columns in COLUMNS.items():
-        rows = read_rows(run.dir / name, "seed", "steps", *columns)
+        rows = read_rows(run.dir / name, "seed", "steps")
+        rows = [row | {"tv": row["tv_abs"]} if "tv_abs" in row else row for row in rows]  # as it was called at first
         table |= {key: np.array([float(row[key] or "nan") for row in rows]) for key in ("seed", "steps", *columns)}
     return table
 

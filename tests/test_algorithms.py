@@ -234,7 +234,7 @@ def test_zero_padded_nu_changes_nothing(rule: Any):
         buffer = buffer_of(agent, 4 + padding, 4)
         s = estimate(agent.policy.params, agent.value.params, buffer, h)
         new, m = improve(agent, s, jax.random.key(0), h, Static(rule, 2, 4))
-        measured = [float(x) for x in (m.tv, m.penalty, m.kl, m.ess)]
+        measured = [float(x) for x in (m.tv_abs, m.penalty_abs, m.kl, m.ess)]
         results.append((flat(new.policy.params), flat(gradients_of(agent, s)), measured))
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
@@ -316,7 +316,7 @@ def test_learning_rate_falls_only_when_the_trust_region_is_left():
     s = on_policy_sample(agent)
     for eps, falls in ((1e-4, True), (10.0, False)):
         new, m = improve(agent, s, jax.random.key(0), hyper((1.0,), eps), Static("ppo", 2, 4))
-        assert (m.tv > eps / 2) == falls
+        assert (m.tv_abs > eps / 2) == falls
         assert float(new.lr) == pytest.approx(1e-2 / 1.03 if falls else 1e-2)
 
 

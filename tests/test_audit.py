@@ -217,14 +217,14 @@ def test_strict_refuses_bit_for_bit_when_nothing_passes():
     """Prior policies so far away that even pi_k breaks eq (11): no step can pass."""
     for rule in ("ppo", "trpo", "vmpo"):
         old, new, m, _ = update(rule, "strict", 0, drift=5.0)
-        assert m.penalty > EPS / 2 and m.fraction == 0
+        assert m.penalty_abs > EPS / 2 and m.fraction == 0
         assert flat(new.policy).tobytes() == flat(old.policy).tobytes()
         assert flat(new.value.params).tobytes() != flat(old.value.params).tobytes(), "the value is fitted all the same"
 
 
 def test_paper_mode_breaks_what_strict_keeps():
     _, _, m, _ = update("ppo", "paper", 2, lr=3.0)
-    assert m.penalty > EPS / 2
+    assert m.penalty_abs > EPS / 2
 
 
 @pytest.mark.parametrize("rule", ["ppo", "trpo", "vmpo"])
@@ -234,7 +234,7 @@ def test_adaptive_budget_is_what_the_measured_tv_leaves(rule: Any):
     assert 0 < left < EPS and float(m.eps_gpi) == pytest.approx(left, rel=1e-4)
     old, new, m, s = update(rule, "adaptive", 0, drift=5.0)
     assert m.eps_gpi == 0 and m.fraction == 0, "nothing is left"
-    assert m.tv == 0 and m.kl == 0, "a policy that was kept keeps even a bound of zero"
+    assert m.tv_abs == 0 and m.kl == 0, "a policy that was kept keeps even a bound of zero"
     assert flat(new.policy).tobytes() == flat(old.policy).tobytes()
     assert all(np.isfinite(np.asarray(x)).all() for x in m)
 
@@ -249,18 +249,20 @@ def test_the_audit_measures_one_step_by_samples_and_by_distributions():
         done = jnp.zeros((4, s.weight.size // 4, 1), jnp.bool_)
         found = audit_as_trained(theta_k, theta, s, done, m, hyper(NU, 0.1), jnp.float32(1.0))
         if m.fraction == 0:
-            assert found.tv == 0 and found.tv_closed == 0 and found.penalty > EPS / 2 and not found.penalty_held
+            assert (
+                found.tv_lost == 0 and found.tv_closed == 0 and found.penalty_lost > EPS / 2 and not found.penalty_held
+            )
             continue
         apart = distance(theta_k.distribution(s.obs), theta.distribution(s.obs))
         assert float(found.tv_closed) == pytest.approx(float(jnp.vdot(s.weight, apart)) / s.weight.size, rel=1e-5)
-        assert found.tv <= found.tv_closed < 2 * found.tv, "few samples, but of the same distance"
+        assert found.tv_lost <= found.tv_closed < 2 * found.tv_lost, "few samples, but of the same distance"
         change = surrogate(log_pi(theta, s), s) - surrogate(log_pi(theta_k, s), s)
         assert float(found.surrogate_gain) == pytest.approx(float(change), rel=0.05, abs=1e-4)
         wild = s._replace(rho=s.rho.at[5].set(1e6), adv=s.adv.at[5].set(1.0))  # nearly impossible for pi_{k-i}
         tail = audit_as_trained(theta_k, theta, wild, done, m, hyper(NU, 0.1), jnp.float32(1.0))
-        assert tail.tv == tail.tv_closed == found.tv_closed and tail.tv_held, "no sample takes it beyond its bound"
+        assert tail.tv_lost == tail.tv_closed == found.tv_closed and tail.tv_held, "no sample takes it beyond its bound"
         assert abs(float(tail.surrogate_gain - found.surrogate_gain)) < 5 / s.weight.size and tail.gain_se < 0.1
-        assert found.penalty_held and 0 < found.penalty <= EPS / 2
+        assert found.penalty_held and 0 < found.penalty_lost <= EPS / 2
 
 
 @pytest.mark.slow
@@ -272,11 +274,13 @@ def test_strict_keeps_eq_11_in_training(algorithm: Any, tmp_path: Path):
     )  # fmt: skip
     rows = read_rows(run.dir / "audit.csv")
     assert len(rows) >= 38 and gpi.audit(run).penalty_violations == 0
-    assert all(float(row["penalty"]) <= 0.05 and row["penalty_held"] == "1" for row in rows)
-    assert max(float(row["penalty"]) for row in rows) > 0.005, "the policy moves"
-    by_halves = [float(row["penalty"]) for row in read_rows(run.dir / "metrics.csv")]
-    assert any(x != float(row["penalty"]) for x, row in zip(by_halves, rows, strict=True)), "two estimates, two tables"
-    assert all(0 < float(row["tv_closed"]) < 2 * float(row["tv"]) for row in rows if row["fraction"] != "0")
+    assert all(float(row["penalty_lost"]) <= 0.05 and row["penalty_held"] == "1" for row in rows)
+    assert max(float(row["penalty_lost"]) for row in rows) > 0.005, "the policy moves"
+    by_halves = [float(row["penalty_abs"]) for row in read_rows(run.dir / "metrics.csv")]
+    assert any(x != float(row["penalty_lost"]) for x, row in zip(by_halves, rows, strict=True)), (
+        "two estimates, two tables"
+    )
+    assert all(0 < float(row["tv_closed"]) < 2 * float(row["tv_lost"]) for row in rows if row["fraction"] != "0")
 
 
 # --- the normaliser, which moves the policy too -------------------------------------------------------------------

@@ -173,9 +173,10 @@ def audited(path: Path, trust: str, updates: list[tuple[float, float, float]]) -
     table = Table(path / "audit.csv", (*AUDIT, "tv_age_0", "tv_age_1"))
     for i, ratios in enumerate(updates):
         row = dict.fromkeys(AUDIT, 1.0) | {"seed": i % 2, "iteration": 1 + i // 2, "steps": 1024 * (1 + i // 2)}
-        for bound, ratio in zip(("penalty", "tv", "kl"), ratios, strict=True):
+        measured = {"penalty": "penalty_lost", "tv": "tv_lost", "kl": "kl"}
+        for (bound, column), ratio in zip(measured.items(), ratios, strict=True):
             allowed = 0.0 if ratio == np.inf else 0.1
-            row |= {bound: 0.1 if ratio == np.inf else 0.1 * ratio, f"{bound}_bound": allowed}
+            row |= {column: 0.1 if ratio == np.inf else 0.1 * ratio, f"{bound}_bound": allowed}
             row[f"{bound}_held"] = bool(ratio <= 1.0)
         row |= {"ess": 1000.0, "ess_realised": 800.0, "budget_exhausted": False, "fraction": 0.0 if i == 0 else 0.5}
         table.add([[*row.values(), 0.01, np.nan if i < 2 else 0.02]])

@@ -44,7 +44,7 @@ def test_callbacks_see_what_the_tables_say(walk: tuple[gpi.Run, Watch, Evaluate]
     report = watch.reports[-1]
     with (run.dir / "metrics.csv").open() as file:
         last = [row for row in csv.DictReader(file) if int(row["iteration"]) == report.iteration]
-    np.testing.assert_allclose(report.metrics["tv"], [float(row["tv"]) for row in last], rtol=1e-6)
+    np.testing.assert_allclose(report.metrics["tv_abs"], [float(row["tv_abs"]) for row in last], rtol=1e-6)
     assert report.seeds == (0, 1) and report.steps == min(done(run)["steps"])
     assert list(report.seed_steps) == done(run)["steps"]
     obs = np.random.default_rng(0).uniform(-1, 1, (50, 2)).astype(np.float32)

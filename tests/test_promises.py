@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gpi
+from gpi import cli
 from gpi.config import Config, config_of
 from gpi.core.agent import Metrics
 from gpi.core.audit import Audit
@@ -42,7 +43,26 @@ def test_an_old_run_is_resumed(resumed: Path):
         before, after = read_rows(WRITTEN / resumed.name / name), read_rows(resumed / name)
         assert after[: len(before)] == before and len(after) > len(before)
         assert list(after[-1]) == list(before[0]), "a table keeps the columns that it was begun with"
+    for metrics, audit in zip(*(read_rows(resumed / name) for name in ("metrics.csv", "audit.csv")), strict=True):
+        assert (metrics["tv"], metrics["penalty"]) == (audit["tv"], audit["penalty"]), "and what they mean"
+    assert gpi.audit(resumed).estimate == "abs" and not audit["tv_age_0"], "an estimate that is no longer made is empty"
     assert gpi.audit(resumed).updates == len(read_rows(resumed / "audit.csv")), "without the columns that came later"
+
+
+def test_a_table_that_an_earlier_version_continued_with_another_estimate_is_counted_in_no_share(
+    resumed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    run = Path(shutil.copytree(resumed, tmp_path / "run"))
+    lines = (run / "audit.csv").read_text().splitlines()
+    last, at = lines[-1].split(","), lines[0].split(",").index("penalty")
+    last[at] = str(0.9 * float(last[at]))
+    (run / "audit.csv").write_text("\n".join([*lines[:-1], ",".join(last)]) + "\n")
+    assert gpi.audit(run).estimate == "mixed"
+    assert cli.main(["audit", str(run), "--out", str(tmp_path / "audit.png")]) == 0
+    text = capsys.readouterr().out
+    assert "cannot be counted" in text and "%" not in text
+    (run / "metrics.csv").unlink()
+    assert gpi.audit(run).estimate == "unknown"
 
 
 def test_an_old_run_that_keeps_what_was_learned_is_resumed_with_its_certificates(tmp_path: Path):
@@ -50,6 +70,7 @@ def test_an_old_run_that_keeps_what_was_learned_is_resumed_with_its_certificates
     gpi.resume(run, steps=1280, allow_drift=True, quiet=True)
     before, after = read_rows(KEPT / "audit.csv"), read_rows(run / "audit.csv")
     assert after[: len(before)] == before and len(after) > len(before)
+    assert all(row["penalty"] and "penalty_lost" not in row for row in after) and gpi.audit(run).estimate == "lost"
     assert all(row["kept_return"] for row in (*before[-2:], *after[-2:])), "certified before and after"
     old, new = (max(path.glob("ckpt-*")) for path in (KEPT, run))
     assert old.name < new.name

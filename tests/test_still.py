@@ -217,7 +217,9 @@ def test_samples_for_which_clipping_put_the_policy_outside_eq_11_are_dropped(tru
     if trust == "paper":
         assert alone.buffer.policies == 3, "nothing checks eq (11)"
     else:
-        assert alone.buffer.policies == 1 and report.penalty_held and report.tv > 0, "an update from its own samples"
+        assert alone.buffer.policies == 1 and report.penalty_held and report.tv_lost > 0, (
+            "an update from its own samples"
+        )
 
 
 def test_the_setting_decides_and_auto_is_still_only_where_the_mode_says_so():

@@ -272,11 +272,28 @@ def test_the_audit_is_summed_over_the_runs_of_an_arm():
     runs[2] = changed(runs[2], audit=dict(runs[2].audit, updates=30, ess_share=0.9, worst={"kl": {"ratio": 7}}))
     found = report_of(runs)
     bounds = table(found, "audit-bounds")
-    assert bounds["bound"] == ["eq (11) TV", "eq (7) TV", "eq (16) KL"] and bounds["broken"] == [2, 4, 6]
+    of = " by E[(1 - ratio)+]"
+    assert bounds["bound"] == [f"eq (11) TV{of}", f"eq (7) TV{of}", "eq (16) KL"] and bounds["broken"] == [2, 4, 6]
     assert bounds["updates"] == [40] * 3 and bounds["kept, %"] == pytest.approx([95.0, 90.0, 85.0])
     assert bounds["worst"] == [None, None, 7.0]
     updates = table(found, "audit-updates")
     assert updates["runs"] == [2] and updates["realised sample size, %"] == pytest.approx([80.0])
+
+
+def test_counts_by_two_estimates_of_tv_are_never_added_and_what_is_not_known_is_no_share():
+    runs = [made(task, "getrpo", [1.0, 2.0]) for task in TASKS[:3]]
+    for number, estimate in enumerate(("abs", "unknown")):
+        runs[number] = changed(runs[number], audit=dict(runs[number].audit, estimate=estimate))
+    bounds = table(report_of(runs), "audit-bounds")
+    rows = list(
+        zip(bounds["bound"], bounds["updates"], bounds["broken"], bounds["kept, %"], bounds["worst"], strict=True)
+    )
+    assert [row for row in rows if row[0].startswith("eq (11)")] == [
+        ("eq (11) TV by E[(1 - ratio)+]", 10, 1, 90.0, 1.5),
+        ("eq (11) TV by ½ E[abs(ratio - 1)]", 10, 1, 90.0, 1.5),
+        ("eq (11) TV by an unknown estimate", 10, 1, None, None),
+    ]
+    assert [row[3] for row in rows if row[0] == "eq (16) KL"] == [70.0] * 3, "KL has one estimate"
 
 
 # --- controls and reuse -----------------------------------------------------------------------------------------------

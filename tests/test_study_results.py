@@ -17,6 +17,7 @@ from gpi.study import results
 from gpi.study.results import Result, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
 from own_runs import TINY
 
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CUT = Path(__file__).parent / "fixtures" / "cut-runs.tar.xz"
 
 
@@ -137,3 +138,15 @@ def test_hostile_headers_are_refused(tmp_path: Path):
         with pytest.raises(FileError, match=r"^pack ") as error:
             read_pack(path)
         assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_a_pack_says_how_tv_was_estimated_and_of_an_earlier_one_only_what_is_certain(cut: list[Path]):
+    places = ("study/kappa1", "kept/keep8", "kept/paper8")
+    packs = {place: read_pack(BENCHMARKS / f"{place}.safetensors") for place in places}
+    found = {name: {one.audit["estimate"] for one in pack} for name, pack in packs.items()}
+    assert found == {"study/kappa1": {"abs"}, "kept/keep8": {"lost"}, "kept/paper8": {"lost"}}
+    paper = packs["kept/paper8"]  # in the format that says it: from the settings it would not be certain
+    early = encode_pack(paper, results.FIRST)
+    assert {one.audit["estimate"] for one in parse_pack(early)} == {"unknown"}
+    assert encode_pack(parse_pack(early), results.FIRST) == early and encode_pack(parse_pack(early)) != early
+    assert merged(paper, parse_pack(early)) == paper, "one result, whichever pack it is in"

@@ -113,7 +113,7 @@ def test_run_directory(trained_run: gpi.Run):
 
 def test_metrics_have_every_seed_and_true_steps(trained_run: gpi.Run):
     table = rows(trained_run.dir / "metrics.csv")
-    required = "seed,iteration,steps,episode_return,tv,penalty,kl,eps_gpi,lr,entropy,value_loss,ess".split(",")  # noqa: SIM905
+    required = "seed,iteration,steps,episode_return,tv_abs,penalty_abs,kl,eps_gpi,lr,entropy,value_loss,ess".split(",")  # noqa: SIM905
     assert list(table[0])[: len(required)] == required and tuple(table[0]) == METRICS
     assert [(int(r["seed"]), int(r["iteration"]), int(r["steps"])) for r in table] == [
         (seed, i, 1024 * i) for i in range(1, 6) for seed in (7, 8, 9)
@@ -122,7 +122,7 @@ def test_metrics_have_every_seed_and_true_steps(trained_run: gpi.Run):
     first = [r for r in table if r["iteration"] == "1"]
     assert all(float(r["ess"]) == pytest.approx(1024) for r in first), "one policy so far"
     assert float(table[-1]["ess"]) == pytest.approx(3413.33, abs=0.01)
-    assert all(float(r["tv"]) == pytest.approx(float(r["penalty"])) for r in first)
+    assert all(float(r["tv_abs"]) == pytest.approx(float(r["penalty_abs"])) for r in first)
 
 
 def test_episodes_are_whole_and_at_their_true_steps(trained_run: gpi.Run):

@@ -53,7 +53,7 @@ class Report:
     @property
     def tv(self) -> float:
         """One-step TV, mean over seeds."""
-        return mean_of(self.metrics["tv"])
+        return mean_of(self.metrics["tv_abs"])
 
     @property
     def tv_bound(self) -> float:

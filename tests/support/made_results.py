@@ -14,7 +14,7 @@ from gpi.study.results import Result
 VERSIONS = {"python": "3.12.3", "jax": "0.11.2", "envpool": "1.2.5"}
 AUDIT = {
     "updates": 10, "penalty_violations": 1, "one_step_violations": 2, "kl_violations": 3, "refused": 4,
-    "budget_exhausted": 0, "shortened": 5, "ess_share": 0.5, "normaliser_tv": 0.01,
+    "budget_exhausted": 0, "shortened": 5, "ess_share": 0.5, "normaliser_tv": 0.01, "estimate": "lost",
     "worst": {name: {"ratio": 1.5, "seed": 0, "iteration": 3} for name in ("penalty", "tv", "kl")},
 }  # fmt: skip
 

@@ -48,8 +48,10 @@ class Agent(NamedTuple):
 class Metrics(NamedTuple):
     """The effect of one update, measured on its own samples."""
 
-    tv: Float[Array, ""]  # one-step TV, ½ E|ratio - rho|, by which PPO's learning rate falls; its budget is eps_gpi/2
-    penalty: Float[Array, ""]  # TV to the prior policies, ½ E|ratio - 1|; its budget is eps/2
+    tv_abs: Float[
+        Array, ""
+    ]  # one-step TV, ½ E|ratio - rho|, by which PPO's learning rate falls; its budget is eps_gpi/2
+    penalty_abs: Float[Array, ""]  # TV to the prior policies, ½ E|ratio - 1|; its budget is eps/2
     kl: Float[Array, ""]  # E KL(pi_k‖pi_{k+1})
     eps_gpi: Float[Array, ""]  # the one-step trust region that was in force
     improvement: Float[Array, ""]  # of the standardised surrogate

@@ -26,10 +26,10 @@ class Audit(NamedTuple):
     """What one update did to each quantity the theorems bound, and whether each bound held."""
 
     tv_age: Float[Array, " M"]  # expected TV of pi_{k+1} to pi_{k-i}; NaN for policies that do not exist
-    penalty: Float[Array, ""]  # the nu-mean of tv_age, left side of eq (11)
+    penalty_lost: Float[Array, ""]  # the nu-mean of tv_age, left side of eq (11): E[(1 - ratio)+]
     penalty_bound: Float[Array, ""]  # eps/2, eq (11)
     penalty_held: Bool[Array, ""]
-    tv: Float[Array, ""]  # the one-step TV, from samples; never above `tv_closed`
+    tv_lost: Float[Array, ""]  # the one-step TV, from samples, E[(rho - ratio)+]; never above `tv_closed`
     tv_bound: Float[Array, ""]  # eps_gpi/2, eq (7)
     tv_held: Bool[Array, ""]
     tv_closed: Float[Array, ""]  # the one-step TV or a bound on it, from the distributions: no action is sampled
@@ -118,10 +118,10 @@ def audit(
     penalty_bound, tv_bound, kl_bound = 0.5 * hyper.eps, 0.5 * m.eps_gpi, delta(m.eps_gpi)
     return Audit(
         tv_age=tv_by_age(logp, s, hyper.nu.shape[0]),
-        penalty=penalty,
+        penalty_lost=penalty,
         penalty_bound=penalty_bound,
         penalty_held=penalty <= penalty_bound,
-        tv=tv,
+        tv_lost=tv,
         tv_bound=tv_bound,
         tv_held=tv <= tv_bound,
         tv_closed=closed,

@@ -160,7 +160,7 @@ def improve(
     new = proposal.agent._replace(policy=policy)
     metrics = measure(theta_k, new, s, hyper.eps_gpi, jnp.where(taken, step.fraction, 0.0))
     if rule.decay_lr:
-        new = new._replace(lr=jnp.where(metrics.tv > 0.5 * hyper.eps_gpi, agent.lr / LR_DECAY, agent.lr))
+        new = new._replace(lr=jnp.where(metrics.tv_abs > 0.5 * hyper.eps_gpi, agent.lr / LR_DECAY, agent.lr))
     return new, metrics._replace(degenerate_batch=pointless), step.finite
 
 
@@ -187,8 +187,8 @@ def measure(theta_k: Theta, agent: Agent, s: Sample, eps: Float[Array, ""], frac
     centre = mean(s.adv, s.weight)
     moved = fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
     return Metrics(
-        tv=jnp.where(moved, objectives.one_step_tv(logp, s), 0.0),
-        penalty=objectives.penalty(logp, s),
+        tv_abs=jnp.where(moved, objectives.one_step_tv(logp, s), 0.0),
+        penalty_abs=objectives.penalty(logp, s),
         kl=jnp.where(moved, mean(pi_k.kl(pi), s.weight), 0.0),
         eps_gpi=eps,
         improvement=objectives.surrogate(logp, batch) - objectives.surrogate(pi_k.log_prob(s.action), batch),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,12 +21,21 @@ from gpi.errors import UsageError
 from gpi.report.calibration import Calibration, calibrate, spans_of
 from gpi.rundir.course import BEST_BINS, BIN, BINS_LIMIT, LAST_BINS, Course, course, curve_of
 from gpi.rundir.run import Run, damaged, read_rows
+from gpi.rundir.tables import EARLIER
 
-BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16), by their columns in audit.csv
+BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16)
 COLUMNS = (
-    "seed", "iteration", "steps", *(bound + kind for bound in BOUNDS for kind in ("", "_bound", "_held")), "ess",
+    "seed", "iteration", "steps", *(bound + kind for bound in BOUNDS for kind in ("_bound", "_held")), "kl", "ess",
     "ess_realised", "surrogate_gain", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
+ESTIMATES = {
+    "lost": "E[(1 - ratio)+]",
+    "abs": "½ E[abs(ratio - 1)]",
+    "mixed": "two estimates, mixed",
+    "unknown": "an unknown estimate",
+}
+"""How the TV of a run's updates was estimated. Counts of two estimates are never added."""
+COUNTED = ("lost", "abs")
 KL_RULES = ("trpo", "vmpo")  # the rules that bound KL
 REUSED = {"penalty": "eq (11)", "tv": "eq (7)", "kl": "eq (16)"}
 ON_POLICY = {"penalty": "eq (2)", "tv": "eq (2)", "kl": "eq (15)"}
@@ -80,6 +89,7 @@ class AuditSummary:
     budget_exhausted: int  # of these, because eq (8) had left nothing
     shortened: int  # updates that took less than their whole step
     ess_share: float  # mean of realised over nominal effective sample size
+    estimate: str  # of TV, of `ESTIMATES`
     normaliser_tv: float  # mean TV the normaliser moved the policy by, which no bound covers
     worst: dict[str, Worst]  # by name of the bound
     learned: int  # seeds that learned something that could be lost: their best 50,000 steps have a mean above 100
@@ -109,6 +119,11 @@ class AuditSummary:
 
     def verdict(self) -> str:
         """Say in words whether the guarantee held."""
+        if self.estimate not in COUNTED:
+            return (
+                f"Whether {self.name_of(self.bounds[0])} held cannot be counted: an earlier version began audit.csv "
+                "and a later one continued it with another estimate of TV under the same name." + self._kept()
+            )
         bound, *others = self.bounds
         worst, broken = self.worst[bound], self.violations[bound]
         words = f"{self.name_of(bound)}, which the guarantee rests on, held {self._held(bound)}; "
@@ -178,7 +193,7 @@ class AuditSummary:
 
 
 def columns(run: Run) -> dict[str, np.ndarray]:
-    """Read a run's audit.csv by column; empty cells are NaN."""
+    """Read a run's audit.csv by column, with the TV of `BOUNDS` by whichever estimate it has; empty cells are NaN."""
     path = run.dir / "audit.csv"
     if not path.is_file():
         raise UsageError(f"{run.dir} has no audit.csv; name a run that this version of `gpi train` made")
@@ -187,12 +202,30 @@ def columns(run: Run) -> dict[str, np.ndarray]:
         raise UsageError(f"{path} has no update yet; wait for the run's first iteration")
     try:
         table = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
-        empty = [name for name in COLUMNS if np.isnan(table[name]).all()]
+        table |= {name: table[f"{name}_lost"] for name in EARLIER if f"{name}_lost" in table}
+        empty = [name for name in (*COLUMNS, *EARLIER) if np.isnan(table[name]).all()]
         if empty or np.isnan(table["seed"] + table["iteration"]).any():
             raise ValueError(f"numbers are missing in the column {(empty or ['seed'])[0]!r}")
         return table
+    except KeyError as error:
+        raise damaged(path, f"it lacks the column {error}") from error
     except (TypeError, ValueError) as error:
         raise damaged(path, error) from error
+
+
+def estimate_of(run: Run, table: Mapping[str, np.ndarray]) -> str:
+    """Return how the TV of a run's updates was estimated, of `ESTIMATES`.
+
+    The first version's audit.csv repeats the estimates of metrics.csv. Versions after it continued such a table with
+    others, under the same names.
+    """
+    if "tv_closed" in table:
+        return "lost"
+    rows = read_rows(run.dir / "metrics.csv", *EARLIER) if (run.dir / "metrics.csv").is_file() else []
+    if len(rows) < len(table["seed"]):
+        return "unknown"
+    same = all(float(row["penalty"]) == x for row, x in zip(rows, table["penalty"], strict=False))
+    return "abs" if same else "mixed"
 
 
 def summarise(run: Run) -> AuditSummary:
@@ -222,7 +255,8 @@ def summarise(run: Run) -> AuditSummary:
         budget_exhausted=int(np.sum(table["budget_exhausted"])),
         shortened=int(np.sum((table["fraction"] > 0.0) & (table["fraction"] < 1.0))),
         ess_share=float(np.mean(table["ess_realised"] / table["ess"])),
-        normaliser_tv=float(np.mean(table["normaliser_tv"])),
+        estimate=estimate_of(run, table),
+        normaliser_tv=float(np.nanmean(table["normaliser_tv"])),
         worst=worst,
         learned=sum(one.learned for one in courses.values()),
         lost=tuple(
@@ -267,7 +301,7 @@ def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
     ]
     rows = [("run", "bound", "held", "worst", "seed", "iteration")]
     for s, name in named:
-        for i, bound in enumerate(s.bounds):
+        for i, bound in enumerate(s.bounds if s.estimate in COUNTED else ()):
             worst, what = s.worst[bound], f"{s.name_of(bound)} {'KL' if bound == 'kl' else 'TV'}"
             numbers = percent(s.inside(bound)), f"x{worst.ratio:.3g}", str(worst.seed), str(worst.iteration)
             rows.append((shortened(name) if i == 0 else "", what, *numbers))

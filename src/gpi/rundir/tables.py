@@ -26,15 +26,16 @@ if TYPE_CHECKING:  # reading a run must not start JAX
 
 EPISODES = ("seed", "steps", "return", "length")
 METRICS = (
-    "seed", "iteration", "steps", "episode_return", "tv", "penalty", "kl", "eps_gpi", "lr", "entropy", "value_loss",
-    "ess", "improvement", "fraction", "adv_std", "degenerate_batch",
+    "seed", "iteration", "steps", "episode_return", "tv_abs", "penalty_abs", "kl", "eps_gpi", "lr", "entropy",
+    "value_loss", "ess", "improvement", "fraction", "adv_std", "degenerate_batch",
 )  # fmt: skip
 AUDIT = (
-    "seed", "iteration", "steps", "penalty", "penalty_bound", "penalty_held", "tv", "tv_bound", "tv_held",
+    "seed", "iteration", "steps", "penalty_lost", "penalty_bound", "penalty_held", "tv_lost", "tv_bound", "tv_held",
     "tv_closed", "kl", "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "gain_se", "c_estimate",
     "worst_case_decline", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
 KEPT = ("kept_return", "undone")  # of audit.csv, where what was learned is kept
+EARLIER = ("tv", "penalty")  # of earlier versions: two estimates under one name (`as_begun`)
 TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
 HEADER_LIMIT = 1 << 16  # bytes of a table's first line
 RECENT_EPISODES = 10  # per seed, averaged into the return that is shown
@@ -72,10 +73,10 @@ class Table:
         os.lseek(self.fd, size, os.SEEK_SET)
 
     def _header(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the columns that the file has: an earlier version may have begun it with fewer, and keeps them."""
+        """Return the columns that the file has: an earlier version may have begun it with others, and it keeps them."""
         line = os.pread(self.fd, min(self.size, HEADER_LIMIT), 0).decode(errors="replace").partition("\n")[0]
         found = tuple(line.split(","))
-        unknown = [name for name in found if name not in columns]
+        unknown = [name for name in found if name not in (*columns, *EARLIER)]
         if unknown:
             os.close(self.fd)
             raise FileError(f"{self.path} has a column {unknown[0][:40]!r} that this version does not know; restore it")
@@ -179,7 +180,7 @@ class RunTables:
         audits = [row | audit_of(it, p) for p, row in rows.items()]
         for name, found in (("metrics", rows.values()), ("audit", audits)):
             table = self.tables[name]
-            table.add([row[column] for column in table.columns] for row in found)
+            table.add([as_begun(row, table.columns)[column] for column in table.columns] for row in found)
         seconds = time.perf_counter() - self.start
         self.tables["timing"].add([(it.number, self.steps.max(), it.collect_seconds, it.learn_seconds, seconds)])
         return self._measured(rows)
@@ -233,10 +234,27 @@ class RunTables:
 
 
 def audit_of(it: Iteration, p: int) -> Row:
-    """Return one seed's audit of an iteration, by column of audit.csv: its estimates of TV are not those of metrics."""
+    """Return one seed's audit of an iteration, by column of audit.csv."""
     row = {name: value[p] for name, value in it.audit._asdict().items()}
     row |= {f"tv_age_{i}": x for i, x in enumerate(row.pop("tv_age"))}
     return row if it.kept is None else row | {name: getattr(it.kept, name)[p] for name in KEPT}
+
+
+def as_begun(row: Row, columns: Sequence[str]) -> Row:
+    """Return a row with what the columns of an earlier version mean: a table keeps the estimates it was begun with.
+
+    There, `tv` and `penalty` are ½ E|ratio - 1|, but (1 - ratio)+ in an audit.csv with `tv_closed`.
+    """
+    if not set(EARLIER) & set(columns):
+        return row
+    if "tv_closed" in columns:
+        return row | {"tv": row["tv_lost"], "penalty": row["penalty_lost"]}
+    row = row | {"tv": row["tv_abs"], "penalty": row["penalty_abs"]}
+    if "penalty_bound" in columns:  # the first audit.csv, whose other estimates are no longer made: these stay empty
+        gone = ("surrogate_gain", "normaliser_tv", *(name for name in columns if name.startswith("tv_age_")))
+        held = {f"{name}_held": row[name] <= row[f"{name}_bound"] for name in EARLIER}
+        row = row | held | dict.fromkeys(gone)
+    return row
 
 
 def slowest(seeds: Iterable[int], steps: Sequence[int], frozen: Container[str]) -> int:

@@ -27,7 +27,7 @@ from gpi.rundir.resume import FREE
 from gpi.rundir.run import Run, final_performance, open_run
 from gpi.standalone import Facts
 
-FORMAT = "gpi-study-1"
+FORMAT, FIRST = "gpi-study-2", "gpi-study-1"  # the first did not say how TV was estimated
 SIZE_LIMIT = 1 << 28
 POINTS_LIMIT = 10_000_000  # of all seeds' curves
 NOT_OF_ARM = ("task", "seed", "seeds", "threads", "backend", *FREE)  # settings that make no other arm
@@ -92,40 +92,53 @@ def read_result(directory: str | Path) -> Result:
 def audit_of(run: Run) -> Facts:
     """Return the sums of a run's audit; a run that was cut down has them in audit.json."""
     if (run.dir / "audit.json").exists():
-        return files.parse_json(files.read(run.dir, "audit.json", files.JSON_LIMIT), "audit.json")
+        found = files.parse_json(files.read(run.dir, "audit.json", files.JSON_LIMIT), "audit.json")
+        return {"estimate": first_estimate(found)} | found
     return summarise(run).as_json()
+
+
+def first_estimate(audit: Facts) -> str:
+    """Return how TV was estimated in an audit that does not say: its content tells, or nothing does.
+
+    What had no `calibration` was written before there was a second estimate; what kept what was learned, after.
+    """
+    if "calibration" not in audit:
+        return "abs"
+    return "lost" if audit.get("trust") == "keep" else "unknown"
 
 
 # --- packs --------------------------------------------------------------------------------------------------------
 
 
-def encode_pack(results: Sequence[Result]) -> bytes:
+def encode_pack(results: Sequence[Result], form: str = FORMAT) -> bytes:
     """Return results as the bytes of a pack: the same results give the same bytes."""
     arrays: dict[str, np.ndarray] = {}
     for number, result in enumerate(results):
+        audit = {name: x for name, x in result.audit.items() if form != FIRST or name != "estimate"}
         about = {
-            "config": as_first_saved(result.config), "steps": list(result.steps), "audit": result.audit,
+            "config": as_first_saved(result.config), "steps": list(result.steps), "audit": audit,
             "versions": result.versions, "devices": list(result.devices), "complete": result.complete,
         }  # fmt: skip
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
         arrays[f"{number}/about"] = np.frombuffer(text, np.uint8)
         arrays[f"{number}/curve"] = result.curve.astype(np.float32)
         arrays[f"{number}/final"] = result.final.astype(np.float64)
-    return files.seal({"format": FORMAT}, lambda content: files.encode(arrays, {"gpi": json.dumps(content)}))
+    return files.seal({"format": form}, lambda content: files.encode(arrays, {"gpi": json.dumps(content)}))
 
 
 def parse_pack(data: bytes) -> list[Result]:
     """Return the results in the bytes of a pack, all of them checked; raise FileError otherwise."""
     arrays, metadata = files.decode(data)
     found = files.parse_json(metadata.get("gpi", "{}").encode(), "the description")
-    if found.get("format") != FORMAT:
-        raise FileError(f"not a pack of this version (expected {FORMAT}, found {files.shown(found.get('format'))})")
+    form = found.get("format")
+    if form not in (FORMAT, FIRST):
+        raise FileError(f"not a pack of this version (expected {FORMAT}, found {files.shown(form)})")
     if len(arrays) % 3 or list(arrays) != [
         f"{number}/{part}" for number in range(len(arrays) // 3) for part in ("about", "curve", "final")
     ]:
         raise FileError(f"other arrays than a pack's (found {files.shown(list(arrays)[:4])})")
     results = [result_in(arrays, number) for number in range(len(arrays) // 3)]
-    if encode_pack(results) != data:
+    if encode_pack(results, form) != data:
         raise FileError("damaged (expected the hash of its own content, found another)")
     return results
 
@@ -151,7 +164,8 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
         if shapes != expected or not fine or not np.isfinite(curve).all() or np.isinf(final).any():
             raise FileError(f"its arrays do not fit (expected {expected}, found {shapes})")
         return Result(
-            config, tuple(steps), curve, final, dict(facts["audit"]), facts["versions"], tuple(facts["devices"]),
+            config, tuple(steps), curve, final, {"estimate": first_estimate(facts["audit"])} | facts["audit"],
+            facts["versions"], tuple(facts["devices"]),
             facts["complete"] is True,
         )  # fmt: skip
     except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -218,7 +232,7 @@ def continues(later: Result, earlier: Result) -> bool:
     if more > 0 and later.complete >= earlier.complete:
         whole = min(earlier.steps) // BIN  # bins that have all their episodes in both
         return whole > 0 and np.array_equal(later.curve[:, :whole], earlier.curve[:, :whole])
-    return encode_pack([later]) == encode_pack([earlier])
+    return encode_pack([later], FIRST) == encode_pack([earlier], FIRST)
 
 
 def require_same_simulator(old: Placed, new: Placed) -> None:

@@ -8,17 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.core.plan import ALGORITHMS
-from gpi.report.audit import KL_RULES, MEANING, ON_POLICY, REUSED
+from gpi.report.audit import COUNTED, ESTIMATES, KL_RULES, MEANING, ON_POLICY, REUSED
 from gpi.report.blocks import Section, Table
 from gpi.study.frame import reuses
 from gpi.study.results import Result
 from gpi.study.sections.words import Material
 
 Row = tuple[str | int | float | None, ...]
+Key = tuple[str, str]  # arm, and how its TV was estimated
 
 
 class Totals(NamedTuple):
-    """The audit of one arm, counted over its runs."""
+    """The audit of one arm, counted over its runs of one estimate of TV."""
 
     runs: int
     updates: int
@@ -39,41 +40,46 @@ COUNTS = {"penalty": "penalty_violations", "tv": "one_step_violations", "kl": "k
 def audit_section(material: Material) -> Section | None:
     """Return the totals of the audit for each arm; None where no run has one."""
     results = material.results
-    totals = {}
+    totals: dict[Key, Totals] = {}
     for arm in results.arms:
         mine = [run for name, run in zip(results.names, results.runs, strict=True) if name == arm]
-        if found := totals_of(mine):
-            totals[arm] = found
+        for estimate in ESTIMATES:  # of two estimates, counts are not added
+            if found := totals_of([run for run in mine if run.audit.get("estimate") == estimate]):
+                totals[arm, estimate] = found
     if not totals:
         return None
     text = ("Every update measures the bounds that its guarantee rests on; these are the totals of all runs.",)
     return Section("audit", "Audit", text, (bounds_table(material, totals), updates_table(material, totals)))
 
 
-def bounds_table(material: Material, totals: Mapping[str, Totals]) -> Table:
+def bounds_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     """Return how often each bound of an algorithm was kept."""
     rows: list[Row] = []
-    for arm, total in totals.items():
+    for (arm, estimate), total in totals.items():
         config = material.results.arms[arm]
         names = REUSED if reuses(config) else ON_POLICY
         for bound in bounds_of(config.algorithm):
             kept = 100.0 * (1.0 - total.broken[bound] / max(total.updates, 1))
             worst = total.worst[bound] if np.isfinite(total.worst[bound]) else None
-            measure = "KL" if bound == "kl" else "TV"
-            rows.append((arm, f"{names[bound]} {measure}", total.updates, total.broken[bound], kept, worst))
-    equations = dict.fromkeys(str(row[1]).rsplit(" ", 1)[0] for row in rows)
+            measure = "KL" if bound == "kl" else f"TV by {ESTIMATES[estimate]}"
+            counted = (kept, worst) if bound == "kl" or estimate in COUNTED else (None, None)
+            rows.append((arm, f"{names[bound]} {measure}", total.updates, total.broken[bound], *counted))
+    equations = dict.fromkeys(str(row[1])[: str(row[1]).index(")") + 1] for row in rows)
     note = " ".join(f"{equation}: {MEANING[equation]}" for equation in equations)
-    note += " Worst is the largest measured over allowed; a dash where nothing was allowed."
+    note += " Worst is the largest measured over allowed; a dash where nothing was allowed. How TV is estimated stands "
+    note += (
+        "beside it: counts of two estimates are not comparable, and where they are mixed or unknown no share is given."
+    )
     return Table("audit-bounds", "Bounds of the theory, over all updates", note,
                  ("arm", "bound", "updates", "broken", "kept, %", "worst"), tuple(rows),
                  tuple(material.tags(str(row[0])) for row in rows), 3)  # fmt: skip
 
 
-def updates_table(material: Material, totals: Mapping[str, Totals]) -> Table:
+def updates_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     """Return what became of the updates of each arm."""
     rows = tuple(
         (arm, x.runs, x.updates, x.refused, x.exhausted, x.shortened, 100.0 * x.ess, x.drift)
-        for arm, x in totals.items()
+        for (arm, _), x in totals.items()
     )
     note = (
         "Realised sample size is in percent of the nominal one; normaliser TV is what the normaliser moved the policy "
