@@ -1,5 +1,7 @@
 """Settings for every test: strict dtypes, no silent broadcasting of ranks, two CPU devices."""
 
+import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -44,6 +46,8 @@ def let_go():
     PROGRAMS.clear()
     jax.clear_caches()
     gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # glibc keeps what was freed, half of it all, until it is asked
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 __all__ = ["walk"]  # a fixture
