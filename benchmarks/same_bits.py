@@ -5,8 +5,9 @@
 OLD and NEW are directories with `src/gpi`. The command line of each trains the same small runs: six algorithms as the
 paper has them, GePPO and GeTRPO also in the other trust modes, on cheetah-run (EnvPool, continuous), CartPole-v1
 (EnvPool, discrete) and the environment in Python beside this file. metrics.csv, audit.csv, episodes.csv and all
-policies are compared byte for byte. Three seeds on two devices, so that a member that only fills a device is there too;
-12 n steps are 12 iterations with a buffer of 4 slots, 6 on-policy. The exit code is 0 only if everything is the same.
+policies are compared byte for byte, columns by what they mean: one that only NEW has is left out. Three seeds on two
+devices, so that a member that only fills a device is there too; 12 n steps are 12 iterations with a buffer of 4 slots,
+6 on-policy. The exit code is 0 only if everything is the same.
 
 Compiled programs are shared through one cache: where both checkouts give XLA the same program, it is compiled once.
 """
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -125,20 +126,25 @@ def first_difference(name: str, old: Path, new: Path) -> str:
     missing = [side for side, out in (("old", old), ("new", new)) if not (out / name).is_file()]
     if missing:
         return f"{name} is missing in {' and '.join(missing)}"
-    a, b = (by_meaning(name, (path / name).read_bytes()) for path in (old, new))
+    a, b = ((path / name).read_bytes() for path in (old, new))
+    if name.endswith(".csv"):
+        a, b = by_meaning(name, a, b)
     if a == b:
         return ""
     return f"{name}, " + (cell_of(a, b) if name.endswith(".csv") else tensor_of(a, b))
 
 
-def by_meaning(name: str, data: bytes) -> bytes:
-    """A file with what its columns are called today: `tv` and `penalty` once had another meaning in each table."""
-    kind = {"metrics.csv": b"abs", "audit.csv": b"lost"}.get(name)
-    if kind is None:
-        return data
-    header, line, rows = data.partition(b"\n")
-    names = [x + b"_" + kind if x in (b"tv", b"penalty") else x for x in header.split(b",")]
-    return b",".join(names) + line + rows
+def by_meaning(name: str, *tables: bytes) -> Iterator[bytes]:
+    """The columns that all tables have, by their names today: `tv` and `penalty` once had another meaning in each."""
+    kind = "abs" if name == "metrics.csv" else "lost"
+    found = [[line.split(",") for line in table.decode().splitlines()] for table in tables]
+    for rows in found:
+        rows[0] = [f"{x}_{kind}" if x in ("tv", "penalty") else x for x in rows[0]]
+    shared = set(found[0][0]).intersection(*(rows[0] for rows in found))
+    for rows in found:
+        places = [place for place, x in enumerate(rows[0]) if x in shared]
+        order = sorted(places, key=lambda place: rows[0][place])
+        yield "\n".join(",".join(row[place] for place in order) for row in rows).encode()
 
 
 def cell_of(a: bytes, b: bytes) -> str:
