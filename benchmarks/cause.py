@@ -190,7 +190,7 @@ def play(
 ) -> tuple[Rollout, np.ndarray, np.ndarray]:
     """Step everything together; return the episodes, raw, and the return-to-go and the A^ of every copy from its t."""
     size, gamma, decay = pool.num_envs // GROUPS, float(hyper.gamma), float(hyper.gamma * hyper.gae_lambda)
-    scaling, returns = scaling_of(one.normaliser.obs), scaling_of(one.normaliser.returns)
+    scaling, returns = one.normaliser.in_force, scaling_of(one.normaliser.returns)
 
     @jax.jit
     def look(obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -225,7 +225,7 @@ def play(
 def advantages(raw: Rollout, one: Snapshot, hyper: Hyper) -> jax.Array:
     """The run's own estimate of the advantages of new episodes, `[T, E]`: one slot, on-policy."""
     rollout = normalise(one.normaliser, raw)
-    buffer = push(init_buffer(rollout, 1), rollout, log_probs(one.theta, rollout))
+    buffer = push(init_buffer(rollout, 1), rollout, rollout, log_probs(one.theta, rollout))
     alone = hyper._replace(nu=jnp.ones(1, jnp.float32))
     return estimate(one.theta, read_values(one.phi, buffer), buffer, alone).adv.reshape(raw.reward.shape)
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from gpi.config import Config
-from gpi.core.normaliser import CLIP, Normaliser, scaling_of
+from gpi.core.normaliser import CLIP, Normaliser
 from gpi.training import devices
 from gpi.training.job import resolve
 from gpi.training.session import make_environments
@@ -24,7 +24,7 @@ LIMIT = 1e-4  # what `normaliser_tv` must stay below
 
 def farthest(normaliser: Normaliser, raw: Any, p: int) -> float:
     """Standard deviations by which the farthest observation of a member's batch is out."""
-    scaling = scaling_of(jax.tree.map(lambda x: x[p], normaliser.obs))
+    scaling = jax.tree.map(lambda x: x[p], normaliser.in_force)
     return float(np.abs((raw.obs[p][raw.valid[p]] - np.asarray(scaling.centre)) / np.asarray(scaling.scale)).max())
 
 

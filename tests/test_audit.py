@@ -16,7 +16,7 @@ from gpi.core import audit, objectives, rules, trust
 from gpi.core.agent import Static
 from gpi.core.categorical import Categorical
 from gpi.core.gaussian import Gaussian, GaussianTheta
-from gpi.core.normaliser import Normaliser, Stats
+from gpi.core.normaliser import Stats, with_all_in_force
 from gpi.core.sample import Rollout, Sample
 from gpi.rundir.run import read_rows
 
@@ -302,7 +302,7 @@ def test_normaliser_tv_is_the_distance_between_the_policy_before_and_after():
         zero, no = jnp.zeros((rows, 1), jnp.float32), jnp.zeros((rows, 1), jnp.bool_)
         valid = ~no.at[: rows // 2].set(True)  # rows that are not transitions must not count
         raw = Rollout(obs, jnp.zeros((rows, 1, 2), jnp.float32), zero, obs, no, no, valid)
-        before, after = Normaliser(old, returns), Normaliser(new, returns)
+        before, after = with_all_in_force(old, returns), with_all_in_force(new, returns)
         normaliser_tv = fast_jit(audit.normaliser_tv)
         measured = normaliser_tv((theta, before), (theta, after), raw)
         assert normaliser_tv((theta, before), (theta, before), raw) == 0.0

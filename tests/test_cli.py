@@ -178,6 +178,7 @@ def audited(path: Path, trust: str, updates: list[tuple[float, float, float]]) -
             allowed = 0.0 if ratio == np.inf else 0.1
             row |= {column: 0.1 if ratio == np.inf else 0.1 * ratio, f"{bound}_bound": allowed}
             row[f"{bound}_held"] = bool(ratio <= 1.0)
+        row["penalty_acted"] = row["penalty_lost"]
         row |= {"ess": 1000.0, "ess_realised": 800.0, "budget_exhausted": False, "fraction": 0.0 if i == 0 else 0.5}
         table.add([[*row.values(), 0.01, np.nan if i < 2 else 0.02]])
     table.close()

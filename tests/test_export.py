@@ -59,7 +59,8 @@ def trained(sizes: tuple[int, ...], seed: int = 0, *, discrete: bool = False, **
         facts = {"low": (-1.0,) * sizes[-1], "high": (1.0,) * sizes[-1], **facts}
     spec = Spec("dmc/x-y", sizes[0], sizes[-1], None, discrete=discrete, **facts)
     theta = CategoricalTheta(net) if log_std is None else GaussianTheta(net, log_std)
-    return Trained(theta, normalisers.Normaliser(obs, returns), spec)
+    with jax.enable_x64(True):
+        return Trained(theta, normalisers.with_all_in_force(obs, returns), spec)
 
 
 def saved(made: Trained, path: Path) -> Path:
@@ -71,6 +72,14 @@ def saved(made: Trained, path: Path) -> Path:
 
 def policy_of(sizes: tuple[int, ...], tmp_path: Path, **facts: Any) -> Policy:
     return gpi.load(saved(trained(sizes, **facts), tmp_path / "policy.safetensors"))
+
+
+def test_a_policy_reads_with_the_statistics_in_force_not_with_all_that_was_seen(tmp_path: Path):
+    made = trained((5, 8, 3))
+    behind = jax.tree.map(lambda x: 1.5 * x, made.normaliser.in_force)
+    policy = gpi.load(saved(made._replace(normaliser=made.normaliser._replace(in_force=behind)), tmp_path / "policy"))
+    np.testing.assert_array_equal(policy.obs_mean, behind.centre)
+    np.testing.assert_array_equal(policy.obs_std, behind.scale)
 
 
 @pytest.fixture
@@ -85,7 +94,7 @@ def choice(tmp_path: Path) -> Policy:
 
 @jax.jit
 def outputs(theta: Theta, normaliser: normalisers.Normaliser, obs: Any) -> jax.Array:
-    dist = theta.distribution(normalisers.normalise_obs(normalisers.scaling_of(normaliser.obs), obs))
+    dist = theta.distribution(normalisers.normalise_obs(normaliser.in_force, obs))
     return dist.logits if isinstance(dist, Categorical) else dist.mode()
 
 

@@ -73,7 +73,7 @@ def test_arrays_that_a_file_cannot_hold_are_not_written():
 def test_no_array_is_made_before_all_are_as_expected(monkeypatch: pytest.MonkeyPatch):
     data = files.encode(arrays_of(4))
     monkeypatch.setattr(files, "_array", lambda *_: pytest.fail("an array was made"))
-    shape, dtype, _ = SPECS["theta/kernel"]
+    shape, dtype, *_ = SPECS["theta/kernel"]
     wrongs = (
         ArraySpec(shape[::-1], dtype),
         ArraySpec((*shape, 1), dtype),
@@ -123,3 +123,14 @@ def test_a_plain_file_is_read_up_to_its_limit(tmp_path: Path):
     refusal(lambda: files.read(Path("/proc/self"), "status", 1 << 20))  # it has more bytes than its size says
     for name in ("", ".", "..", "../a", f"{tmp_path}/a", "a\0", "absent", "absent\n"):
         refusal(lambda name=name: files.read(tmp_path, name, 9))
+
+
+def test_an_optional_array_may_be_missing_but_not_wrong():
+    optional = {**SPECS, "later": ArraySpec((2,), np.dtype(np.float32), optional=True)}
+    data = files.encode(arrays_of(4))
+    assert "later" not in files.decode(data, optional, finite=["later"])[0]
+    assert len(data) in files.sizes(optional)
+    for bad in (np.zeros(3, np.float32), np.zeros(2)):
+        assert "'later'" in refusal(lambda bad=bad: files.decode(files.encode(arrays_of(4) | {"later": bad}), optional))
+    wrong = files.encode(arrays_of(4) | {"later": np.array([1.0, np.nan], np.float32)})
+    assert "'later'" in refusal(lambda: files.decode(wrong, optional, finite=["later"]))

@@ -153,7 +153,7 @@ def test_audit_begins_with_a_verdict_and_fits_80_columns(
     long = "paper-with-a-rather-long-name"
     audited(tmp_path / long, "paper", [(0.5, 1.2, 0.9), (1.5, 0.2, 1.1), (0.2, 1, 1)])
     audited(tmp_path / "strict", "strict", [(0.5, 0.6, 0.9), (0.9, 0.5, 0.9)])
-    on_policy(tmp_path / "ppo", "ppo", (1.0, 1.25, 2.0), (0.5, 0.5, 3.0))
+    on_policy(tmp_path / "ppo", "ppo", (1.25, 1.25, 2.0), (0.5, 0.5, 3.0))
     assert cli.main(["audit", long, "strict", "ppo", "--out", "x.png"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) < 80

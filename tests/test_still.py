@@ -1,6 +1,7 @@
 """A normaliser whose update moves no policy: functions of raw observations stay, and what Adam knows goes with them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,24 @@ import numpy as np
 import pytest
 
 import gpi
-from agents import A, O, draw_rollout, flat, hyper, new_agent
+from agents import A, O, draw_rollout, flat, hyper, new_agent, rollout_of
 from compiling import fast_jit
-from gpi.config import Config, as_first_saved, config_of
+from gpi.config import Config, as_first_saved, config_of, decided, unpromised
 from gpi.core import faults, iteration, still
 from gpi.core.agent import Agent, Static
 from gpi.core.categorical import CategoricalTheta
 from gpi.core.critic import Critic
 from gpi.core.gaussian import GaussianTheta
 from gpi.core.iteration import State
-from gpi.core.normaliser import CLIP, Normaliser, Stats, init_normaliser, normalise_obs, scaling_of
+from gpi.core.normaliser import (
+    CLIP,
+    Normaliser,
+    Stats,
+    init_normaliser,
+    normalise_obs,
+    scaling_of,
+    with_all_in_force,
+)
 from gpi.core.policy import Theta
 from gpi.core.sample import init_buffer
 from gpi.core.solvers import Adam
@@ -41,7 +50,7 @@ def statistics(centre: Any, scale: Any) -> Stats:
 
 
 def normaliser_of(which: int, returns: float = 2.0) -> Normaliser:
-    return Normaliser(statistics(CENTRES[which], SCALES[which]), statistics(0.0, returns))
+    return with_all_in_force(statistics(CENTRES[which], SCALES[which]), statistics(0.0, returns))
 
 
 OLD, NEW = 0, 1
@@ -109,7 +118,7 @@ def test_the_first_moment_is_the_gradient_in_the_new_units(part: str):
     moved = carry_over(agent, old, new)
     expected = getattr(filled(moved, new), part)
     np.testing.assert_allclose(flat(getattr(moved, part).first), flat(expected.first), rtol=2e-3, atol=1e-6)
-    same_centre = new._replace(obs=new.obs._replace(mean=old.obs.mean))
+    same_centre = with_all_in_force(new.obs._replace(mean=old.obs.mean), new.returns)
     moved = carry_over(agent, old, same_centre)
     second = flat(getattr(filled(moved, same_centre), part).second)
     np.testing.assert_allclose(flat(getattr(moved, part).second), second, rtol=2e-3, atol=1e-9)
@@ -123,9 +132,11 @@ def test_statistics_that_stay_leave_every_bit():
 
 def test_what_begins_to_vary_far_outside_the_clip_leaves_weights_that_can_be_unlearned():
     """An observation that never varied, and rewards that never came, have scale 1 until they do."""
-    agent, unvaried = agent_of(GaussianTheta), Normaliser(statistics([0.0] * O, [0.0] * O), statistics(0.0, 0.0))
+    agent, unvaried = agent_of(GaussianTheta), with_all_in_force(statistics([0.0] * O, [0.0] * O), statistics(0.0, 0.0))
     for centre, scale, returns in ((1e20, 1e20, 1e-5), (-1e4, 1e3, 1e-3), (1e-5, 2e-6, 1e9)):
-        moved = carry_over(agent, unvaried, Normaliser(statistics([centre] * O, [scale] * O), statistics(0.0, returns)))
+        moved = carry_over(
+            agent, unvaried, with_all_in_force(statistics([centre] * O, [scale] * O), statistics(0.0, returns))
+        )
         for one, other in ((agent.policy, moved.policy), (agent.value, moved.value)):
             kernel, first = one.params.net[0].kernel, other.params.net[0]  # type: ignore[attr-defined]
             assert np.abs(flat(first.kernel)).max() <= 1.001 * CLIP * np.abs(flat(kernel)).max()
@@ -143,8 +154,8 @@ def course(steps: int) -> Normaliser:
     std = SCALES[0] * np.exp(np.cumsum(noise[1], axis=0))
     returns = 2.0 * np.exp(np.cumsum(noise[1, :, 0]))
     squares, totals = (x**2 * (counts - 1.0).reshape(-1, *[1] * (x.ndim - 1)) for x in (std, returns))
-    found = Normaliser(Stats(counts, mean, squares), Stats(counts, 0.0 * counts, totals))  # type: ignore[arg-type]
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), found)
+    stats = Stats(counts, mean, squares), Stats(counts, 0.0 * counts, totals)  # type: ignore[arg-type]
+    return jax.vmap(with_all_in_force)(*jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), stats))
 
 
 def test_5000_updates_of_the_statistics_leave_the_policy_within_rounding():
@@ -176,7 +187,7 @@ def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypa
     def spoiled(normaliser: Normaliser, raw: Any, *rest: Array) -> Normaliser:
         """Return statistics that are NaN after a reward of a million."""
         bad = jnp.where(raw.reward[0, 0] > 1e5, jnp.nan, 0.0).astype(jnp.float64)
-        return jax.tree.map(lambda x: x + bad, update(normaliser, raw, *rest))
+        return jax.tree.map(lambda x: x + bad.astype(x.dtype), update(normaliser, raw, *rest))
 
     monkeypatch.setattr(iteration, "update", spoiled)
 
@@ -199,27 +210,59 @@ def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypa
 
 
 @pytest.mark.parametrize("trust", ["keep", "strict", "paper"])
-def test_samples_for_which_clipping_put_the_policy_outside_eq_11_are_dropped(trust: Any):
-    """Prior policies are made distant: their actions had half the chance that they have now."""
+def test_statistics_go_as_far_as_eq_11_of_the_policies_that_act_allows(trust: Any):
+    """An observation that hardly varied begins to: reading it otherwise moves what is clipped, and so the policy."""
     agent, static, nu = new_agent(0), Static("ppo", 1, 4, trust=trust, still=True), (0.4, 0.3, 0.3)
-    raw, _ = draw_rollout(jax.random.key(0), agent.policy.params)
-    state = State(agent, init_buffer(raw, 3), init_normaliser(O), jax.random.key(0), jnp.int32(faults.NONE))
+    first, *between, last = agent.policy.params.net  # type: ignore[attr-defined]
+    net = first._replace(kernel=0.1 * first.kernel), *between, last._replace(kernel=300.0 * last.kernel)
+    theta = agent.policy.params._replace(net=net)  # type: ignore[attr-defined]  # a mean that depends on what is seen
+    agent = agent._replace(policy=agent.policy._replace(params=theta))
+    calm = with_all_in_force(statistics([0.0] * O, [0.01, 1.0, 1.0]), statistics(0.0, 1.0))
+    state = State(
+        agent, init_buffer(draw_rollout(jax.random.key(0), theta)[0], 3), calm, jax.random.key(0), jnp.int32(0)
+    )
 
     @fast_jit
-    def learn(state: State) -> tuple[State, Any]:
-        new, _, report = iteration.learn(state, raw, hyper(nu), jnp.int32(3), static)
+    def learn(state: State, key: jax.Array, batch: jax.Array) -> tuple[State, Any]:
+        def see(params: Any, obs: jax.Array) -> jax.Array:
+            return params.distribution(normalise_obs(state.normaliser.in_force, obs))
+
+        raw, _ = rollout_of(key, state.agent.policy.params)
+        pi: Any = see(state.agent.policy.params, raw.obs.reshape(-1, O))
+        noise = jax.random.normal(jax.random.fold_in(key, 1), pi.mean.shape, jnp.float32)
+        raw = raw._replace(action=(pi.mean + jnp.exp(pi.log_std)[None] * noise).reshape(raw.action.shape))
+        new, _, report = iteration.learn(state, raw, hyper(nu), batch, static)
         return new, report
 
-    near = learn(learn(state)[0])[0]
-    apart = near._replace(buffer=near.buffer._replace(logp_i=near.buffer.logp_i - jnp.log(2.0)))
-    (same, _), (alone, report) = learn(near), learn(apart)
-    assert same.buffer.policies == 3, "where nothing moved, all three are reused"
-    if trust == "paper":
-        assert alone.buffer.policies == 3, "nothing checks eq (11)"
-    else:
-        assert alone.buffer.policies == 1 and report.penalty_held and report.tv_lost > 0, (
-            "an update from its own samples"
+    reports = []
+    for number in range(12):
+        before, (state, report) = state, learn(state, jax.random.key(number), jnp.int32(number))
+        assert state.fault == faults.NONE and state.buffer.policies == min(number + 1, 3)
+        reports.append(report)
+        seen, read = scaling_of(state.normaliser.obs), state.normaliser.in_force
+        behind = np.abs(flat(seen) - flat(read)).max()
+        assert (report.normaliser_lag > 0) == (behind > 0)
+        if report.normaliser_lag > 0:  # on the way between what was in force and what was seen
+            way = (flat(read) - flat(before.normaliser.in_force)) / (flat(seen) - flat(before.normaliser.in_force))
+            assert np.allclose(way, way[0], atol=1e-3) and way[0] in (
+                0.0,
+                *(pytest.approx(0.5**i, abs=1e-3) for i in range(7)),
+            )
+        seen_now = normalise_obs(read, state.buffer.rollout.obs.reshape(-1, O))
+        ratio = jnp.exp(
+            state.agent.policy.params.distribution(seen_now).log_prob(state.buffer.rollout.action.reshape(-1, A))
+            - state.buffer.logp_i.reshape(-1)
         )
+        lost = np.asarray(jnp.maximum(1.0 - ratio, 0.0)).reshape(3, -1).mean(axis=1)
+        weights = np.array(nu) * (np.arange(3) <= number)
+        assert float(report.penalty_acted) == pytest.approx(weights @ lost / weights.sum(), abs=1e-5)
+    acted, lags = (
+        np.array([getattr(report, name) for report in reports]) for name in ("penalty_acted", "normaliser_lag")
+    )
+    if trust == "paper":
+        assert acted.max() > 0.1 and not lags.any(), "nothing checks eq (11): all is in force at once"
+    else:
+        assert 0 < acted.max() <= 0.1 and lags.max() > 0.1 and lags[-1] < lags.max(), "it lags, and catches up"
 
 
 def test_the_setting_decides_and_auto_is_still_only_where_the_mode_says_so():
@@ -230,6 +273,10 @@ def test_the_setting_decides_and_auto_is_still_only_where_the_mode_says_so():
     assert {pair for pair, value in still_of.items() if value} == {
         ("keep", "auto"), *((trust, "still") for trust in ("paper", "adaptive", "strict", "keep"))
     }  # fmt: skip
+    strict = Config("cheetah-run", trust="strict")
+    assert decided(strict).normaliser == "still" and static_of(decided(strict)).still, "in a new run"
+    assert not any(static_of(Config("cheetah-run", trust=trust)).still for trust in ("paper", "adaptive"))
+    assert "not promised" in unpromised(replace(strict, normaliser="paper"))[0] and not unpromised(decided(strict))
     assert config_of({"task": "cheetah-run"}).normaliser == "auto", "as in files of earlier versions"
     assert "normaliser" not in as_first_saved(Config("cheetah-run")), "so that their hashes stay valid"
     assert config_of(as_first_saved(Config("cheetah-run", normaliser="still"))).normaliser == "still"
@@ -253,15 +300,26 @@ def trained(algorithm: str, out: Path, trust: str, steps: int) -> gpi.Run:
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("getrpo", "gevmpo")]
 
 
-@pytest.mark.parametrize("algorithm", ["getrpo", "gevmpo"])  # geppo: below
-def test_training_moves_the_policy_by_the_update_alone(algorithm: str, tmp_path: Path):
-    moved = moved_by_normaliser(trained(algorithm, tmp_path / "run", "keep", 3000))
+@pytest.mark.parametrize(("algorithm", "trust"), [("getrpo", "keep"), ("gevmpo", "strict")])  # geppo: below
+def test_training_moves_the_policy_by_the_update_alone(algorithm: str, trust: str, tmp_path: Path):
+    run = trained(algorithm, tmp_path / "run", trust, 3000)
+    moved, rows = moved_by_normaliser(run), read_rows(run.dir / "audit.csv")
     assert len(moved) >= 6 and moved.max() < 1e-4
+    assert all(0 < float(row["penalty_acted"]) <= float(row["penalty_bound"]) for row in rows)
+    for row in rows:  # nothing lags, so the policies that act are those of the update
+        assert float(row["normaliser_lag"]) == 0
+        assert float(row["penalty_acted"]) == pytest.approx(float(row["penalty_lost"]), abs=1e-4)
+    audit = gpi.audit(run)
+    assert audit.estimate == "acted" and audit.demanded and "is tested for it" in audit.verdict()
 
 
 @pytest.mark.parametrize("algorithm", ["geppo", *OTHERS])
 def test_the_papers_normaliser_moves_the_policy(algorithm: str, tmp_path: Path):
-    assert moved_by_normaliser(trained(algorithm, tmp_path / "run", "paper", 3000)).max() > 1e-3
+    run = trained(algorithm, tmp_path / "run", "paper", 3000)
+    assert moved_by_normaliser(run).max() > 1e-3
+    apart = [float(row["penalty_acted"]) - float(row["penalty_lost"]) for row in read_rows(run.dir / "audit.csv")]
+    assert max(map(abs, apart)) > 1e-3, "which the ratios of the update do not see"
+    assert not gpi.audit(run).demanded and "nothing demands it" in gpi.audit(run).verdict()
 
 
 @pytest.mark.parametrize("algorithm", ["geppo", *OTHERS])

@@ -87,7 +87,8 @@ class Config:
         "normaliser moves no policy, and proven losses are undone", "algorithm",
     )  # fmt: skip
     normaliser: str = setting(
-        "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under keep",
+        "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under strict "
+        "and keep",
         "optimisation",
     )  # fmt: skip
     return_range: tuple[float, ...] = setting(
@@ -157,6 +158,21 @@ def validate(config: Config) -> None:
     require(config, "return_range", ordered, "must be two finite numbers, the smaller first", "use LOW,HIGH")
     hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
     require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
+
+
+def decided(config: Config) -> Config:
+    """Return the settings of a new run, with `auto` decided where files of earlier versions mean something else."""
+    if config.normaliser == "auto" and config.trust == "strict":
+        return dataclasses.replace(config, normaliser="still")
+    return config
+
+
+def unpromised(config: Config) -> list[str]:
+    """Return a line for a setting under which a mode does not promise what it is there for."""
+    if config.trust != "strict" or config.normaliser != "paper":
+        return []
+    return ["normaliser = paper moves the policy after each update, which trust = strict does not see: eq (11) of the "
+            "policies that act is measured, not promised; leave --normaliser out"]  # fmt: skip
 
 
 def validate_new(config: Config) -> None:

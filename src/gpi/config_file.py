@@ -87,7 +87,10 @@ def read_settings(path: Path) -> Settings:
     document = read_json(path)
     if not isinstance(document.data.get("config"), dict):
         raise FileError(f"{document.name}: it has no settings; name the config.json of a run")
-    return checked(Settings(document, ("config",), document.data["config"]))
+    found = checked(Settings(document, ("config",), document.data["config"]))
+    if found.values.get("trust") == "strict" and found.values.get("normaliser", "auto") == "auto":
+        return found._replace(values={**found.values, "normaliser": "paper"})  # what `auto` was when that run began
+    return found
 
 
 def checked(found: Settings) -> Settings:

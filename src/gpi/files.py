@@ -38,11 +38,13 @@ class ArraySpec(NamedTuple):
     dtype: np.dtype
     at_most: bool = False
     """Whether the first axis may be shorter than `shape` says."""
+    optional: bool = False
+    """Whether it may be missing, as in files of earlier versions."""
 
     @property
     def smallest(self) -> int:
         """Bytes of the smallest array that fits."""
-        return 0 if self.at_most else self.largest
+        return 0 if self.at_most or self.optional else self.largest
 
     @property
     def largest(self) -> int:
@@ -84,7 +86,7 @@ def sizes(expected: Specs) -> range:
 def fits(found: ArraySpec | None, expected: ArraySpec | None) -> bool:
     """Return whether an array in a file is as expected."""
     if found is None or expected is None:
-        return found is expected
+        return found is expected or (expected is not None and expected.optional)
     if found.dtype != expected.dtype or len(found.shape) != len(expected.shape):
         return False
     if expected.at_most:
@@ -126,7 +128,8 @@ def decode(
                 raise FileError(f"array {shown(name)} does not fit (expected {want}, found {got})")
     arrays = {name: _array(data, name, entry, start) for name, entry in entries.items()}
     for name in entries if finite is True else finite or ():
-        if name not in arrays or not np.isfinite(arrays[name]).all():
+        missing = name not in arrays and not (expected and expected[name].optional)
+        if missing or not np.isfinite(arrays.get(name, 0.0)).all():
             raise FileError(f"array {shown(name)} is not usable (expected finite numbers, found NaN, infinity or none)")
     return arrays, metadata
 

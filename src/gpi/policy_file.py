@@ -36,11 +36,12 @@ def arrays_of(theta: Theta, normaliser: Normaliser, spec: Spec) -> dict[str, np.
     """Return a policy's arrays by the names they have in its file."""
     import jax
 
-    from gpi.core.normaliser import scaling_of, std
+    from gpi.core.normaliser import std
 
     with jax.enable_x64(True):  # statistics are in float64
-        seen, scale = scaling_of(normaliser.obs), std(normaliser.returns)
-    arrays: dict[str, object] = {"obs/mean": seen.centre, "obs/std": seen.scale, "returns/std": scale}
+        scale = std(normaliser.returns)
+    read = normaliser.in_force
+    arrays: dict[str, object] = {"obs/mean": read.centre, "obs/std": read.scale, "returns/std": scale}
     for i, layer in enumerate(theta.net):
         arrays |= {f"policy/layer{i}/kernel": layer.kernel, f"policy/layer{i}/bias": layer.bias}
     arrays |= theta.deployed()

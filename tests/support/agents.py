@@ -30,7 +30,8 @@ def estimate_of(theta_k: Theta, phi: Critic, buffer: Buffer, hyper: Hyper) -> Sa
 
 estimate, log_pi = fast_jit(estimate_of), fast_jit(log_pi_of)
 improve = fast_jit(lambda *values: rules.improve(*values)[:2], static_argnums=4)
-empty, pushed = fast_jit(init_buffer, static_argnums=1), fast_jit(push)
+empty = fast_jit(init_buffer, static_argnums=1)
+pushed = fast_jit(lambda buffer, rollout, logp: push(buffer, rollout, rollout, logp))
 probability = fast_jit(lambda pi, action: pi.log_prob(action))
 
 

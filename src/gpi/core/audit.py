@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float
 
 from gpi.core import objectives
 from gpi.core.agent import Hyper, Metrics
-from gpi.core.normaliser import Normaliser, normalise_obs, scaling_of
+from gpi.core.normaliser import Normaliser, normalise_obs
 from gpi.core.policy import Theta, log_pi
-from gpi.core.sample import Rollout, Sample, mean
+from gpi.core.sample import Buffer, Rollout, Sample, mean
 from gpi.theory.mixture import delta
 
 C_QUANTILE = 0.99
@@ -29,6 +29,7 @@ class Audit(NamedTuple):
     penalty_lost: Float[Array, ""]  # the nu-mean of tv_age, left side of eq (11): E[(1 - ratio)+]
     penalty_bound: Float[Array, ""]  # eps/2, eq (11)
     penalty_held: Bool[Array, ""]
+    penalty_acted: Float[Array, ""]  # the same of pi_{k+1} as it will act to pi_{k-i} as they acted
     tv_lost: Float[Array, ""]  # the one-step TV, from samples, E[(rho - ratio)+]; never above `tv_closed`
     tv_bound: Float[Array, ""]  # eps_gpi/2, eq (7)
     tv_held: Bool[Array, ""]
@@ -41,6 +42,7 @@ class Audit(NamedTuple):
     c_estimate: Float[Array, ""]  # the C of eq (3), estimated: 99th percentile of |A|, raw reward units
     worst_case_decline: Float[Array, ""]  # eps gamma C / (1 - gamma)², eq (3), with that estimate
     normaliser_tv: Float[Array, ""]  # TV that the normaliser's update moved the policy by, on the newest batch
+    normaliser_lag: Float[Array, ""]  # how far the statistics in force lag behind those seen (`normaliser.lag`)
     budget_exhausted: Bool[Array, ""]  # eq (8) left no budget: the policy was kept
 
 
@@ -92,13 +94,23 @@ def closed_tv(theta_k: Theta, theta: Theta, s: Sample) -> Float[Array, ""]:
     return mean(theta_k.distribution(obs).tv(theta.distribution(obs)), s.weight)
 
 
+def acted_penalty(theta: Theta, normaliser: Normaliser, buffer: Buffer, s: Sample) -> Float[Array, ""]:
+    """Return the left side of eq (11) of the policies that act: pi_{k+1} reads what came with its own statistics.
+
+    A policy is its weights and the statistics it reads with; `logp_i` is of pi_{k-i} as it acted.
+    """
+    theta, normaliser, s = jax.lax.optimization_barrier((theta, normaliser, s))  # as in `closed_tv`
+    obs = normalise_obs(normaliser.in_force, buffer.raw_obs.reshape(-1, buffer.raw_obs.shape[-1]))
+    return objectives.bounded_penalty(log_pi(theta, obs, s.action), s)
+
+
 def normaliser_tv(before: tuple[Theta, Normaliser], after: tuple[Theta, Normaliser], raw: Rollout) -> Float[Array, ""]:
     """Return the TV between pi_{k+1} with the old and the new statistics, on the newest batch: no ratio sees it.
 
     From the distributions, whose deviations agree: at the states of the batch the distance is exact.
     """
     flat = raw.obs.reshape(-1, raw.obs.shape[-1])
-    old, new = (theta.distribution(normalise_obs(scaling_of(x.obs), flat)) for theta, x in (before, after))
+    old, new = (theta.distribution(normalise_obs(x.in_force, flat)) for theta, x in (before, after))
     rows = raw.valid.reshape(-1).astype(flat.dtype)
     return jnp.sum(rows * old.tv(new)) / jnp.maximum(jnp.sum(rows), 1.0)
 
@@ -121,6 +133,7 @@ def audit(
         penalty_lost=penalty,
         penalty_bound=penalty_bound,
         penalty_held=penalty <= penalty_bound,
+        penalty_acted=jnp.zeros(()),  # `acted_penalty` knows it
         tv_lost=tv,
         tv_bound=tv_bound,
         tv_held=tv <= tv_bound,
@@ -133,5 +146,6 @@ def audit(
         c_estimate=C,
         worst_case_decline=hyper.eps * hyper.gamma * C / (1.0 - hyper.gamma) ** 2,
         normaliser_tv=jnp.zeros(()),  # `normaliser_tv` knows it
+        normaliser_lag=jnp.zeros(()),  # and `normaliser.lag` this
         budget_exhausted=~(m.eps_gpi > 0.0),
     )

@@ -12,15 +12,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from gpi.core import faults, objectives
 from gpi.core.advantage import vtrace
 from gpi.core.agent import Agent, Hyper, Metrics, Static
-from gpi.core.audit import Audit, audit, normaliser_tv
+from gpi.core.audit import Audit, acted_penalty, audit, normaliser_tv
 from gpi.core.critic import Critic
-from gpi.core.normaliser import Normaliser, normalise, scaling_of, update
+from gpi.core.normaliser import Normaliser, lag, normalise, scaling_of, update
 from gpi.core.policy import Theta, log_pi
 from gpi.core.rules import improve
 from gpi.core.sample import Buffer, Rollout, Sample, push, weights
 from gpi.core.solvers import Tree
-from gpi.core.still import carry_over, seen_now
-from gpi.core.trust import TRUST
+from gpi.core.still import follow, seen_now
 
 Values = tuple[Float[Array, "M T E"], Float[Array, "M T E"]]  # V(s) and V(s')
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
@@ -58,16 +57,15 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
     """
     theta_k, phi = state.agent.policy.params, state.agent.value.params
     rollout = normalise(state.normaliser, raw)
-    buffer = push(state.buffer, raw if static.still else rollout, log_probs(theta_k, rollout))  # pi_{k-i}: slot i
+    buffer = push(state.buffer, raw, rollout, log_probs(theta_k, rollout))  # pi_{k-i}: slot i
     seen = seen_now(state.normaliser, buffer) if static.still else buffer
     values = read_values(phi, seen)
     sample = estimate(theta_k, values, seen, hyper)  # A^{pi_k} by V-trace, weights from nu
-    if static.still and TRUST[static.trust].test:
-        buffer, sample = without_distant(theta_k, buffer, sample, hyper)
     key = key_for(state.key, batch, LEARNING)
     agent, metrics, finite = improve(state.agent, sample, key, hyper, static)  # by PPO, TRPO or VMPO
     normaliser = update(state.normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
-    carried = carry_over(agent, state.normaliser, normaliser) if static.still else agent
+    still = follow(agent, state.normaliser, normaliser, buffer, sample, hyper, static) if static.still else None
+    carried, normaliser = still or (agent, normaliser)
     return (
         State(carried, buffer, normaliser, state.key, state.fault),
         Trace(values, sample, agent, metrics, finite),
@@ -102,18 +100,6 @@ def estimate(theta_k: Theta, values: Values, buffer: Buffer, hyper: Hyper) -> Sa
     return Sample(obs, action, logp_i, rho, flat(adv), flat(target), weight)
 
 
-def without_distant(theta_k: Theta, buffer: Buffer, s: Sample, hyper: Hyper) -> tuple[Buffer, Sample]:
-    """Return buffer and samples; of pi_k alone if pi_k itself is outside eq (11) for the prior policies.
-
-    An update never puts it there; statistics that change what is clipped may, as a still normaliser sees old samples
-    with the new ones.
-    """
-    distance = objectives.cautious_penalty(log_pi(theta_k, s.obs, s.action), s)
-    policies = jnp.where(distance > 0.5 * hyper.eps, 1, buffer.policies).astype(jnp.int32)
-    weight = weights(hyper.nu, policies, buffer.rollout.valid).reshape(-1)
-    return buffer._replace(policies=policies), s._replace(weight=weight)
-
-
 def log_probs(theta: Theta, rollout: Rollout) -> Float[Array, "T E"]:
     """Return log pi(a|s) of a rollout's actions."""
     obs = rollout.obs.reshape(-1, rollout.obs.shape[-1])
@@ -136,7 +122,8 @@ def audited(iterate: Iterate) -> Audited:
         moved = normaliser_tv(before, after, raw)
         scale = scaling_of(state.normaliser.returns).scale
         report = audit(theta_k, theta, trace.sample, new.buffer.rollout.done, trace.metrics, hyper, scale)
-        return new, trace, report._replace(normaliser_tv=moved)
+        acted = acted_penalty(*after, new.buffer, trace.sample)
+        return new, trace, report._replace(penalty_acted=acted, normaliser_tv=moved, normaliser_lag=lag(new.normaliser))
 
     return step
 
@@ -153,7 +140,7 @@ def guarded(iterate: Audited) -> Learn:
             "ratio": faults.finite(sample.rho),
             "advantage": faults.finite((sample.adv, sample.target)),
             "gradient": faults.finite(agent) & gradient_finite,
-            "normaliser": faults.finite((new.normaliser, new.agent)),  # `carry_over` is part of its update
+            "normaliser": faults.finite((new.normaliser, new.agent)),  # what is carried over is part of its update
         })  # fmt: skip
         return keep_good(state, new, fault), metrics, report
 

@@ -30,10 +30,11 @@ class Scaling(NamedTuple):
 
 
 class Normaliser(NamedTuple):
-    """The running statistics of observations and of discounted returns-to-go."""
+    """The running statistics of observations and of discounted returns-to-go, and what of the former is in force."""
 
     obs: Stats
     returns: Stats
+    in_force: Scaling  # with which observations are read: that of `obs`, or behind it, where a still one lags
 
 
 def init_stats(shape: tuple[int, ...]) -> Stats:
@@ -44,7 +45,7 @@ def init_stats(shape: tuple[int, ...]) -> Stats:
 
 def init_normaliser(observation_size: int) -> Normaliser:
     """Return a normaliser that has seen nothing and changes nothing."""
-    return Normaliser(init_stats((observation_size,)), init_stats(()))
+    return with_all_in_force(init_stats((observation_size,)), init_stats(()))
 
 
 def update_stats(stats: Stats, x: Float[Array, "S ..."], valid: Bool[Array, " S"]) -> Stats:
@@ -75,6 +76,11 @@ def scaling_of(stats: Stats) -> Scaling:
     return Scaling(stats.mean.astype(jnp.float32), std(stats).astype(jnp.float32))
 
 
+def with_all_in_force(obs: Stats, returns: Stats) -> Normaliser:
+    """Return the normaliser that reads with all that it has seen."""
+    return Normaliser(obs, returns, scaling_of(obs))
+
+
 def normalise_obs(scaling: Scaling, obs: Float[Array, "S O"]) -> Float[Array, "S O"]:
     """Return observations as the policy sees them: centred, scaled, clipped at 10."""
     return jnp.clip((obs - scaling.centre[None]) / scaling.scale[None], -CLIP, CLIP)
@@ -86,14 +92,23 @@ def normalise_reward(scaling: Scaling, reward: Float[Array, "... T E"]) -> Float
 
 
 def normalise(normaliser: Normaliser, raw: Rollout) -> Rollout:
-    """Return a rollout as a policy sees it under these statistics."""
-    scaling = scaling_of(normaliser.obs)
+    """Return a rollout as a policy sees it under the statistics in force."""
 
     def see(obs: Array) -> Array:
-        return normalise_obs(scaling, obs.reshape(-1, obs.shape[-1])).reshape(obs.shape)
+        return normalise_obs(normaliser.in_force, obs.reshape(-1, obs.shape[-1])).reshape(obs.shape)
 
     reward = normalise_reward(scaling_of(normaliser.returns), raw.reward)
     return raw._replace(obs=see(raw.obs), next_obs=see(raw.next_obs), reward=reward)
+
+
+def lag(normaliser: Normaliser) -> Float[Array, ""]:
+    """Return how far what is in force lags behind what was seen: the largest shift of a centre or logarithm of a scale.
+
+    A shift is in units of the scale; 0 where all is in force.
+    """
+    seen, read = scaling_of(normaliser.obs), normaliser.in_force
+    shift, stretch = jnp.abs(seen.centre - read.centre) / seen.scale, jnp.abs(jnp.log(seen.scale / read.scale))
+    return jnp.max(jnp.maximum(shift, stretch), initial=0.0)
 
 
 def returns_to_go(raw: Rollout, gamma: Float[Array, ""]) -> tuple[Float[Array, "T E"], Bool[Array, "T E"]]:
@@ -117,7 +132,7 @@ def update(normaliser: Normaliser, raw: Rollout, gamma: Float[Array, ""], frozen
     Call it after the policy update, or ratio would not start at rho.
     """
     totals, complete = returns_to_go(raw, gamma)
-    updated = Normaliser(
+    updated = with_all_in_force(
         update_stats(normaliser.obs, raw.obs.reshape(-1, raw.obs.shape[-1]), raw.valid.reshape(-1)),
         update_stats(normaliser.returns, totals.reshape(-1), complete.reshape(-1)),
     )

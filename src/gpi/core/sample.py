@@ -27,6 +27,12 @@ class Buffer(NamedTuple):
     rollout: Rollout  # normalised as pi_{k-i} saw it; raw where the normaliser is still
     logp_i: Float[Array, "M T E"]  # log pi_{k-i}(a|s)
     policies: Int[Array, ""]  # how many slots are filled
+    raw: Float[Array, "M T E O"] | None = None  # observations as they came; None where the rollout is raw itself
+
+    @property
+    def raw_obs(self) -> Float[Array, "M T E O"]:
+        """Observations as they came."""
+        return self.rollout.obs if self.raw is None else self.raw
 
 
 class Sample(NamedTuple):
@@ -46,23 +52,31 @@ def mean(x: Float[Array, " S"], weight: Float[Array, " S"]) -> Float[Array, ""]:
     return jnp.vdot(weight, x) / weight.size
 
 
-def init_buffer(rollout: Rollout, M: int) -> Buffer:
-    """Return an empty buffer of M slots shaped like `rollout`; zeros are finite and carry no weight."""
+def init_buffer(rollout: Rollout, M: int, *, raw: bool = False) -> Buffer:
+    """Return an empty buffer of M slots shaped like `rollout`; zeros are finite and carry no weight.
+
+    `raw`: rollouts are kept normalised, and their observations also as they came. Else rollouts are kept raw.
+    """
     slots = jax.tree.map(lambda x: jnp.zeros((M, *x.shape), x.dtype), rollout)
-    return Buffer(slots, jnp.zeros((M, *rollout.reward.shape), jnp.float32), jnp.zeros((), jnp.int32))
+    logp_i = jnp.zeros((M, *rollout.reward.shape), jnp.float32)
+    return Buffer(slots, logp_i, jnp.zeros((), jnp.int32), jnp.zeros_like(slots.obs) if raw else None)
 
 
-def push(buffer: Buffer, rollout: Rollout, logp: Float[Array, "T E"]) -> Buffer:
-    """Return the buffer after one more policy: pi_{k-i} moves to slot i, the oldest leaves."""
+def push(buffer: Buffer, raw: Rollout, rollout: Rollout, logp: Float[Array, "T E"]) -> Buffer:
+    """Return the buffer after one more policy, whose rollout is given raw and normalised.
+
+    pi_{k-i} moves to slot i, the oldest leaves.
+    """
 
     def shift(slots: Array, new: Array) -> Array:
         return jnp.concatenate([new[None], slots[:-1]])
 
     M = buffer.logp_i.shape[0]
     return Buffer(
-        jax.tree.map(shift, buffer.rollout, rollout),
+        jax.tree.map(shift, buffer.rollout, raw if buffer.raw is None else rollout),
         shift(buffer.logp_i, logp),
         jnp.minimum(buffer.policies + 1, M).astype(jnp.int32),
+        None if buffer.raw is None else shift(buffer.raw, raw.obs),
     )
 
 

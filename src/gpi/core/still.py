@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from gpi.core.agent import Agent
+from gpi.core.agent import Agent, Hyper, Static
 from gpi.core.network import Change, Convertible
-from gpi.core.normaliser import CLIP, Normaliser, normalise, scaling_of
-from gpi.core.sample import Buffer
+from gpi.core.normaliser import CLIP, Normaliser, normalise, normalise_obs, scaling_of
+from gpi.core.policy import log_pi
+from gpi.core.sample import Buffer, Sample
 from gpi.core.solvers import Adam, Tree
+from gpi.core.trust import TRUST, inside
 from gpi.errors import UsageError
+
+SHORTEST = 1.0 / 64.0  # part of the way to the statistics of all that was seen, below which those in force stay
 
 
 def change_of(old: Normaliser, new: Normaliser) -> Change:
-    """Return how what the networks read and predict changes with the statistics.
+    """Return how what the networks read and predict changes with the statistics in force.
 
     Limited to what clipping let through: only data of which some were clipped, or the first that vary at all, change
     the statistics by more, and following those could leave weights too large to be unlearned.
     """
-    before, after = scaling_of(old.obs), scaling_of(new.obs)
+    before, after = old.in_force, new.in_force
     shift = jnp.clip((after.centre - before.centre) / before.scale, -CLIP, CLIP)
     stretch, factor = after.scale / before.scale, scaling_of(old.returns).scale / scaling_of(new.returns).scale
     return Change(jnp.clip(stretch, 1.0 / CLIP, CLIP), shift, jnp.clip(factor, 1.0 / CLIP, CLIP))
@@ -65,6 +69,39 @@ def carry_over(agent: Agent, old: Normaliser, new: Normaliser) -> Agent:
     change = change_of(old, new)
     policy = carried(agent.policy, change, jnp.ones_like(change.factor))
     return agent._replace(policy=policy, value=carried(agent.value, change, change.factor**2))
+
+
+def follow(
+    agent: Agent, old: Normaliser, new: Normaliser, buffer: Buffer, s: Sample, hyper: Hyper, static: Static
+) -> tuple[Agent, Normaliser]:
+    """Return the agent carried over, and statistics in force as near to all that was seen as eq (11) allows.
+
+    They take the largest part of the way (1, 1/2, ... 1/64 or 0) with which pi_{k+1}, as it will act, is inside eq (11)
+    for the prior policies as they acted. With 0 it always is. An accepted update was tested with the old statistics. A
+    refused one leaves pi_k, which was inside when it was made; since then every prior policy has aged by one, nu never
+    rises with age, and pi_k is at distance 0 from itself. Modes without that test promise nothing and go the whole way.
+    """
+    flat = buffer.raw_obs.reshape(-1, buffer.raw_obs.shape[-1])
+
+    def at(part: Float[Array, ""]) -> Normaliser:
+        def between(before: Array, after: Array) -> Array:
+            return jnp.where(part < 1.0, before + part * (after - before), after)
+
+        return new._replace(in_force=jax.tree.map(between, old.in_force, scaling_of(new.obs)))
+
+    def outside(part: Float[Array, ""]) -> Bool[Array, ""]:
+        normaliser = at(part)
+        theta = carry_over(agent, old, normaliser).policy.params
+        return ~inside(log_pi(theta, normalise_obs(normaliser.in_force, flat), s.action), s, hyper)
+
+    def shorter(part: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.where(part > SHORTEST, 0.5 * part, 0.0)
+
+    part = jnp.ones((), jnp.float32)
+    if TRUST[static.trust].test:
+        part = jax.lax.while_loop(lambda part: (part > 0.0) & outside(part), shorter, part)
+    normaliser = at(part)
+    return carry_over(agent, old, normaliser), normaliser
 
 
 def seen_now(normaliser: Normaliser, buffer: Buffer) -> Buffer:

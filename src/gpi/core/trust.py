@@ -39,6 +39,11 @@ def remaining_budget(s: Sample, hyper: Hyper) -> Float[Array, ""]:
     return jnp.maximum(hyper.eps - mean(jnp.abs(s.rho - 1.0), s.weight), 0.0)
 
 
+def inside(logp: Float[Array, " S"], s: Sample, hyper: Hyper) -> Bool[Array, ""]:
+    """Return whether a policy is inside eq (11), cautiously measured."""
+    return objectives.cautious_penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
+
+
 def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Test:
     """Return the test of eq (11) as measured, and of a surrogate of eq (7) that is no worse than pi_k's.
 
@@ -49,8 +54,7 @@ def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Test:
 
     def holds(theta: Theta) -> Bool[Array, ""]:
         logp = log_pi(theta, s.obs, s.action)
-        inside = objectives.cautious_penalty(logp, s) <= 0.5 * hyper.eps * (1.0 - MARGIN)
-        return inside & (objectives.cautious_gain(logp, s) >= start)
+        return inside(logp, s, hyper) & (objectives.cautious_gain(logp, s) >= start)
 
     return holds
 

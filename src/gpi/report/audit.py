@@ -29,13 +29,14 @@ COLUMNS = (
     "ess_realised", "surrogate_gain", "normaliser_tv", "fraction", "budget_exhausted",
 )  # fmt: skip
 ESTIMATES = {
+    "acted": "E[(1 - ratio)+], as they act",
     "lost": "E[(1 - ratio)+]",
     "abs": "½ E[abs(ratio - 1)]",
     "mixed": "two estimates, mixed",
     "unknown": "an unknown estimate",
 }
 """How the TV of a run's updates was estimated. Counts of two estimates are never added."""
-COUNTED = ("lost", "abs")
+COUNTED = ("acted", "lost", "abs")
 KL_RULES = ("trpo", "vmpo")  # the rules that bound KL
 REUSED = {"penalty": "eq (11)", "tv": "eq (7)", "kl": "eq (16)"}
 ON_POLICY = {"penalty": "eq (2)", "tv": "eq (2)", "kl": "eq (15)"}
@@ -90,6 +91,7 @@ class AuditSummary:
     shortened: int  # updates that took less than their whole step
     ess_share: float  # mean of realised over nominal effective sample size
     estimate: str  # of TV, of `ESTIMATES`
+    demanded: bool  # whether eq (11), of the policies that act, holds by construction on the samples that measure it
     normaliser_tv: float  # mean TV the normaliser moved the policy by, which no bound covers
     worst: dict[str, Worst]  # by name of the bound
     learned: int  # seeds that learned something that could be lost: their best 50,000 steps have a mean above 100
@@ -107,7 +109,7 @@ class AuditSummary:
     @property
     def reuses(self) -> bool:
         """Whether the algorithm reuses the data of prior policies."""
-        return ALGORITHMS[self.algorithm].plan != "on_policy"
+        return reuses(self.algorithm)
 
     def name_of(self, bound: str) -> str:
         """Return the equation that a bound is for this algorithm."""
@@ -129,6 +131,10 @@ class AuditSummary:
         words = f"{self.name_of(bound)}, which the guarantee rests on, held {self._held(bound)}; "
         words += f"{'worst' if broken else 'at most'} {times(worst.ratio)} (seed {worst.seed}, "
         words += f"iteration {worst.iteration})."
+        if self.demanded:
+            words += " Every update is tested for it on the samples that are counted here."
+        elif self.estimate == "acted":
+            words += " It is measured for the policies as they act, and nothing demands it."
         if others:
             words += f" {' and '.join(f'{MEASURE[b]}, {self.name_of(b)}, held {self._held(b)}' for b in others)}."
         if self.refused:
@@ -192,6 +198,11 @@ class AuditSummary:
         return dict(zip(BOUNDS, counts, strict=True))
 
 
+def reuses(algorithm: str) -> bool:
+    """Return whether an algorithm reuses the data of prior policies."""
+    return ALGORITHMS[algorithm].plan != "on_policy"
+
+
 def columns(run: Run) -> dict[str, np.ndarray]:
     """Read a run's audit.csv by column, with the TV of `BOUNDS` by whichever estimate it has; empty cells are NaN."""
     path = run.dir / "audit.csv"
@@ -203,6 +214,10 @@ def columns(run: Run) -> dict[str, np.ndarray]:
     try:
         table = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
         table |= {name: table[f"{name}_lost"] for name in EARLIER if f"{name}_lost" in table}
+        if "penalty_acted" in table:  # on-policy, eq (2) is all that eq (11) says
+            for bound in ("penalty",) if reuses(run.config["algorithm"]) else ("penalty", "tv"):
+                table[bound] = table["penalty_acted"]
+                table[f"{bound}_held"] = (table[bound] <= table[f"{bound}_bound"]).astype(float)
         empty = [name for name in (*COLUMNS, *EARLIER) if np.isnan(table[name]).all()]
         if empty or np.isnan(table["seed"] + table["iteration"]).any():
             raise ValueError(f"numbers are missing in the column {(empty or ['seed'])[0]!r}")
@@ -220,12 +235,17 @@ def estimate_of(run: Run, table: Mapping[str, np.ndarray]) -> str:
     others, under the same names.
     """
     if "tv_closed" in table:
-        return "lost"
+        return "acted" if "penalty_acted" in table else "lost"
     rows = read_rows(run.dir / "metrics.csv", *EARLIER) if (run.dir / "metrics.csv").is_file() else []
     if len(rows) < len(table["seed"]):
         return "unknown"
     same = all(float(row["penalty"]) == x for row, x in zip(rows, table["penalty"], strict=False))
     return "abs" if same else "mixed"
+
+
+def demanded(trust: str, normaliser: str) -> bool:
+    """Return whether a mode tests every update, and every change of what the policy reads with, for eq (11)."""
+    return trust == "keep" if normaliser == "auto" else normaliser == "still" and trust in ("strict", "keep")
 
 
 def summarise(run: Run) -> AuditSummary:
@@ -256,6 +276,7 @@ def summarise(run: Run) -> AuditSummary:
         shortened=int(np.sum((table["fraction"] > 0.0) & (table["fraction"] < 1.0))),
         ess_share=float(np.mean(table["ess_realised"] / table["ess"])),
         estimate=estimate_of(run, table),
+        demanded="penalty_acted" in table and demanded(config["trust"], config.get("normaliser", "auto")),
         normaliser_tv=float(np.nanmean(table["normaliser_tv"])),
         worst=worst,
         learned=sum(one.learned for one in courses.values()),

@@ -26,7 +26,7 @@ from gpi.failpoints import failpoint
 from gpi.files import Specs, shown
 from gpi.standalone import Facts, sha256
 
-SCHEMA = "gpi-checkpoint-1"
+SCHEMA, FIRST = "gpi-checkpoint-2", "gpi-checkpoint-1"  # the first lacks what the policies read with
 KEEP = 3
 ARRAYS, BEST, STATE, MANIFEST = "arrays.safetensors", "best.safetensors", "state.json", "manifest.json"
 UNKNOWN = range(1 << 32)  # sizes of a file whose arrays the reader does not know in advance
@@ -273,7 +273,7 @@ def _manifest(fd: int, iteration: int) -> Facts:
         raise FileError(f"other files (expected {ARRAYS}, {MANIFEST}, {STATE}, found {shown(found)})")
     data = files.read(fd, MANIFEST, files.JSON_LIMIT)
     manifest = files.parse_json(data, MANIFEST)
-    if manifest.get("schema") != SCHEMA:
+    if manifest.get("schema") not in (SCHEMA, FIRST):
         raise FileError(f"schema of another version (expected {SCHEMA!r}, found {shown(manifest.get('schema'))})")
     claim = manifest.pop("sha256", None)
     if data != files.seal(manifest, files.dump_json):

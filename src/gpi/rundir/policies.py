@@ -27,7 +27,8 @@ from gpi.standalone import Facts, Policy
 
 Which = Literal["last", "best"]
 ATTEMPTS = 5  # to read the newest checkpoint of a run that may delete it meanwhile
-PARAMS, STATISTICS = "state/agent/policy/params/", "state/normaliser/obs/"
+PARAMS, NORMALISER = "state/agent/policy/params/", "state/normaliser/"
+FORCE = f"{NORMALISER}in_force/"
 LAYER = re.compile(r"net/([0-9]{1,4})/(kernel|bias)")
 MIN_STD = 1e-6  # as in `core.normaliser`, which would start JAX
 REMEDY = "train with --eval-every, or leave best out"
@@ -168,17 +169,13 @@ def policies_in(found: Checkpoint) -> dict[int, Policy]:
 
 def arrays_of(found: Checkpoint, environment: Facts, p: int, count: int) -> dict[str, np.ndarray]:
     """Return the arrays of one of `count` members by their names in a policy's file; `assemble` checks the rest."""
-    size = environment["observation_size"]
-    wanted = {"count": (count,), "mean": (count, size), "squares": (count, size)}
-    for name, shape in wanted.items():
-        expected, x = ArraySpec(shape, np.dtype(np.float64)), found.arrays[STATISTICS + name]
+    read = found.arrays | in_force(found.arrays, NORMALISER)
+    arrays: dict[str, np.ndarray] = {}
+    for name, part in {"obs/mean": "centre", "obs/std": "scale"}.items():
+        expected, x = ArraySpec((count, environment["observation_size"]), np.dtype(np.float32)), read[FORCE + part]
         if not files.fits(ArraySpec(x.shape, x.dtype), expected):
-            raise FileError(f"array {name} does not fit, expected {expected}, found {x.dtype}{list(x.shape)}")
-    number, mean, squares = (found.arrays[STATISTICS + name][p] for name in wanted)
-    with np.errstate(all="ignore"):  # `assemble` refuses what is not finite
-        std = np.sqrt(squares / np.maximum(number - 1.0, 1.0))
-        centre, scale = mean.astype(np.float32), np.where(std < MIN_STD, 1.0, std).astype(np.float32)
-    arrays = {"obs/mean": centre, "obs/std": scale}
+            raise FileError(f"array {part} does not fit, expected {expected}, found {x.dtype}{list(x.shape)}")
+        arrays[name] = x[p]
     for name, x in found.arrays.items():
         if name.startswith(PARAMS):
             if x.ndim == 0 or len(x) != count:
@@ -187,6 +184,19 @@ def arrays_of(found: Checkpoint, environment: Facts, p: int, count: int) -> dict
     if environment["discrete"] is True:
         return arrays | {"action/start": np.array(environment["start"], np.int64)}
     return arrays | {f"action/{side}": np.array(environment[side], np.float32) for side in ("low", "high")}
+
+
+def in_force(arrays: Mapping[str, np.ndarray], normaliser: str) -> dict[str, np.ndarray]:
+    """Return the statistics in force of a normaliser, by name; of earlier versions those of all that was seen."""
+    names = [f"{normaliser}in_force/{part}" for part in ("centre", "scale")]
+    if all(name in arrays for name in names):
+        return {name: arrays[name] for name in names}
+    number, mean, squares = (arrays[f"{normaliser}obs/{name}"] for name in ("count", "mean", "squares"))
+    with np.errstate(all="ignore"):  # `assemble` refuses what is not finite
+        std = np.sqrt(squares / np.maximum(number - 1.0, 1.0)[..., None])
+        return dict(
+            zip(names, (mean.astype(np.float32), np.where(std < MIN_STD, 1.0, std).astype(np.float32)), strict=True)
+        )
 
 
 def name_in_file(name: str) -> str:

@@ -30,9 +30,9 @@ METRICS = (
     "value_loss", "ess", "improvement", "fraction", "adv_std", "degenerate_batch",
 )  # fmt: skip
 AUDIT = (
-    "seed", "iteration", "steps", "penalty_lost", "penalty_bound", "penalty_held", "tv_lost", "tv_bound", "tv_held",
-    "tv_closed", "kl", "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain", "gain_se", "c_estimate",
-    "worst_case_decline", "normaliser_tv", "fraction", "budget_exhausted",
+    "seed", "iteration", "steps", "penalty_lost", "penalty_bound", "penalty_held", "penalty_acted", "tv_lost",
+    "tv_bound", "tv_held", "tv_closed", "kl", "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain",
+    "gain_se", "c_estimate", "worst_case_decline", "normaliser_tv", "normaliser_lag", "fraction", "budget_exhausted",
 )  # fmt: skip
 KEPT = ("kept_return", "undone")  # of audit.csv, where what was learned is kept
 EARLIER = ("tv", "penalty")  # of earlier versions: two estimates under one name (`as_begun`)

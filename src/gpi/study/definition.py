@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpi.config import Config, checked_type, nearest
+from gpi.config import Config, checked_type, decided, nearest
 from gpi.config_file import Document, Settings, meant, parse_toml, read_toml
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
@@ -206,7 +206,7 @@ def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: A
     tables = [Settings(document, ("grid", arm.grid), arm.settings), Settings(document, (), dict(common))]
     with tables[1].blamed(arm.settings), tables[0].blamed({}):
         try:
-            return resolve(Config(task=task, **common, **arm.settings)).config
+            return resolve(decided(Config(task=task, **common, **arm.settings))).config
         except UsageError as error:
             if str(error).startswith("unknown task"):
                 raise UsageError(f"{document.where('tasks')}: {error}") from error

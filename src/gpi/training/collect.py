@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Compiled, Lowered
 
 from gpi.core.iteration import COLLECTING, State, key_for
-from gpi.core.normaliser import Normaliser, Scaling, normalise_obs, scaling_of
+from gpi.core.normaliser import Normaliser, Scaling, normalise_obs
 from gpi.core.policy import POLICIES, Theta
 from gpi.core.sample import Rollout
 from gpi.envs.pool import CompiledPool, Handle, HostPool, Spec
@@ -180,14 +180,13 @@ def scan(
     `theta`, `normaliser` and `keys` have a leading axis P. The pool's step cannot be `vmap`ped; all else is.
     """
     P, E, T, drop = shape
-    scalings = jax.vmap(scaling_of)(normaliser.obs)
 
     def choose(theta: Theta, scaling: Scaling, obs: Array, noise: Array) -> Array:
         return theta.distribution(normalise_obs(scaling, obs)).act(noise)
 
     def step(carry: tuple[Handle, Array], noise: Array) -> tuple[tuple[Handle, Array], Rollout]:
         handle, obs = carry
-        action = jax.vmap(choose)(theta, scalings, obs.reshape(P, E, -1), noise)
+        action = jax.vmap(choose)(theta, normaliser.in_force, obs.reshape(P, E, -1), noise)
         action = action.reshape(P * E, *action.shape[2:])
         handle, out = pool.step(handle, action)
         done = out.terminated | out.truncated
@@ -225,7 +224,7 @@ class HostCollector(_Base):
         def program(acting: Acting, batch: Array) -> tuple[Array, Scaling]:
             _, normaliser, key = self.population.real(acting)
             noise = batch_noise(self.pool.spec, self.shape, batch_keys(key, batch))
-            return noise, jax.vmap(scaling_of)(normaliser.obs)
+            return noise, normaliser.in_force
 
         return jax.jit(program).lower(*jax.device_put((acting, np.int32(0)), self.host))
 

@@ -115,7 +115,7 @@ def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shap
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
     return State(
         Agent(init_adam(theta), init_adam(phi), jnp.asarray(job.config.lr, jnp.float32)),
-        init_buffer(rollout, len(job.plan.nu)),
+        init_buffer(rollout, len(job.plan.nu), raw=not static_of(job.config).still),
         normaliser.init_normaliser(spec.observation_size),
         key,
         jnp.int32(faults.NONE),

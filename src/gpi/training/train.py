@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpi import files
-from gpi.config import Config, config_of, validate_new, without_effect
+from gpi.config import Config, config_of, decided, unpromised, validate_new, without_effect
 from gpi.envs import tasks
 from gpi.envs.checks import check
 from gpi.envs.envpool import import_envpool
@@ -49,10 +49,10 @@ def train(
     """
     make, callbacks = user or UserCode()
     config, notes = without_envpool(config, make)
-    job = resolve(config, make, callbacks)
+    job = resolve(decided(config), make, callbacks)
     require_memory(job)
     validate_new(job.config)
-    notes += without_effect(job.config, typed)
+    notes += [*without_effect(job.config, typed), *unpromised(job.config)]
     directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
         for note in notes:

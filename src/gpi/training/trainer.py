@@ -7,8 +7,9 @@ for the next start; and because a GPU cannot step the pool.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from gpi.envs.pool import CompiledPool, HostPool
 from gpi.envs.replay import Position, actions_limit
 from gpi.errors import EnvironmentFault
 from gpi.files import ArraySpec
+from gpi.rundir.policies import in_force
 from gpi.training.collect import Collector, CompiledCollector, HostCollector, Shape, batch_shape
 from gpi.training.devices import Device
 from gpi.training.job import Job
@@ -34,6 +36,8 @@ RENAMED = {"state/agent/value/params/net/": "state/agent/value/params/",
            "state/agent/value/first/net/": "state/agent/value/first/",
            "state/agent/value/second/net/": "state/agent/value/second/"}  # fmt: skip
 """Fields whose names in checkpoints differ from those in the code: array names are a file format."""
+LATER = re.compile(r"(?P<normaliser>.*/normaliser/)in_force/.*|state/buffer/raw")
+"""Arrays that checkpoints of earlier versions lack."""
 
 
 class Feed(NamedTuple):
@@ -146,7 +150,10 @@ class Trainer:
 
     def layout(self) -> dict[str, ArraySpec]:
         """Return the shape and dtype of every array of a snapshot; they do not depend on the devices."""
-        layout = {name: ArraySpec(x.shape, np.dtype(x.dtype)) for name, x in self.snapshot().items()}
+        layout = {
+            name: ArraySpec(x.shape, np.dtype(x.dtype), optional=LATER.fullmatch(name) is not None)
+            for name, x in self.snapshot().items()
+        }
         name, actions = "place/actions", layout["place/actions"].shape
         longest = (actions_limit(actions), *actions[1:])
         return layout | {name: ArraySpec(longest, layout[name].dtype, at_most=True)}
@@ -160,6 +167,7 @@ class Trainer:
     def restore(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
         """Continue from a snapshot; return which of the replayed environments `[P, E]` repeat what they had shown."""
         now = self._everything(self.learner.snapshot())
+        arrays = arrays | first_arrays(arrays, named(now))
         saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
         self.learner.restore(saved["state"])
         if self.keeper:
@@ -175,6 +183,19 @@ class Trainer:
         self.collector.reset()
         if self.keeper:
             self.keeper.forget()
+
+
+def first_arrays(arrays: Mapping[str, np.ndarray], now: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return what a checkpoint of an earlier version lacks: there, all that was seen was in force.
+
+    Its buffer has no observations as they came. Nothing reads them: the run's audit.csv has no column for that.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name in now:
+        if name not in arrays and (later := LATER.fullmatch(name)):
+            normaliser = later["normaliser"]
+            found |= in_force(arrays, normaliser) if normaliser else {name: np.zeros_like(now[name])}
+    return found
 
 
 def named(tree: Any) -> dict[str, Any]:
