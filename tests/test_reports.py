@@ -220,7 +220,10 @@ def test_promises_are_held_against_what_came(tmp_path: Path):
     assert bold.calibration and bold.calibration.slope == pytest.approx(0.25) and 0.2 < bold.calibration.kept < 0.9
     told = bold.as_json()["calibration"]
     assert told["bins"][0].keys() == {"promised", "realised", "error", "spans"} and json.dumps(told, allow_nan=False)
-    assert "slope 0.25 ±" in bold.calibration.words() and "% of 18 promises were kept" in bold.calibration.words()
+    spread = spans_of(open_run(tmp_path / "b"), columns(open_run(tmp_path / "b"))).realised.std(ddof=1) / 18**0.5
+    assert bold.calibration.realised_error == pytest.approx(spread) and 5 < spread < 20
+    words = rf"changed by [+-][\d.]+ ± {spread:.3g} on average \(18 spans\)\. .* promised [+-][\d.]+; slope 0\.25 ± "
+    assert re.search(words, bold.calibration.words()) and "kept" not in bold.calibration.words()
     assert summarise(followed(tmp_path / "c", walk[:1, :60])).calibration is None, "too short to say"
     run = open_run(tmp_path / "a")
     table = columns(run)
