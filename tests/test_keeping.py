@@ -23,12 +23,13 @@ from gpi.core import faults
 from gpi.core.kept import NOTHING
 from gpi.core.sample import Rollout
 from gpi.envs.episodes import EndedInBatch
-from gpi.errors import UsageError
+from gpi.errors import FileError, UsageError
 from gpi.rundir.run import read_rows
 from gpi.theory import certificate
 from gpi.training import keeping
 from gpi.training.job import resolve
 from gpi.training.keeping import LEVELS, LOWERED, NOW, evidence, first_member, random_numbers, see
+from gpi.training.memory import memory_needed
 from gpi.training.trainer import Iteration, Trainer
 from own_runs import TABLES, done, stop_after
 from trainers import uncompiled
@@ -345,6 +346,9 @@ def test_a_task_says_its_range_and_the_user_may_say_another():
     assert resolve(Config("CartPole-v1", trust="keep", return_range=(0, 500))).return_range == (0.0, 500.0)
     unknown = [resolve(Config("CartPole-v1", trust=mode)) for mode in ("keep", "paper")]
     assert not any(job.keeps for job in unknown) and [bool(job.uncertified) for job in unknown] == [True, False]
+    known = Config("CartPole-v1", trust="keep", return_range=(0, 500))
+    keep, paper = (memory_needed(job.config) for job in unknown)
+    assert keep == paper < memory_needed(known), "no policies are kept to go back to"
 
 
 def test_the_command_line_reads_a_range_that_begins_below_zero():
@@ -536,3 +540,49 @@ def test_a_return_outside_the_range_ends_certificates_and_undoing_also_after_a_r
     for seed, x in withdrawn.items():
         assert f"warning: seed {seed}: an episode returned 8 (at step {x['step']:,}), outside the range 0 to 7" in said
     assert said.count("outside the range") == len(withdrawn)
+
+
+def test_pendulum_s_true_returns_are_not_certified_to_be_within_a_narrow_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    settings = {**TINY, "seeds": 1, "n": 512, "return_range": (-1000, -900), "steps": 2048}
+    run = gpi.train("ppo", "Pendulum-v1", out=tmp_path / "run", **settings)
+    assert capsys.readouterr().out.count("its certificates are withdrawn") == 1
+    [at] = done(run)["withdrawn"].values()
+    resumed = gpi.resume(run, steps=3072)
+    steps, returns = resumed.episodes(0)
+    first = int(np.flatnonzero((returns < -1000) | (returns > -900))[0])
+    assert at == {"step": steps[first], "return": pytest.approx(returns[first], rel=1e-8)}
+    assert done(resumed)["withdrawn"] == {"0": at} and "withdrawn" not in capsys.readouterr().out, "said once"
+    assert {row["kept_return"] for row in read_rows(run.dir / "audit.csv") if int(row["steps"]) >= at["step"]} == {""}
+    assert cli.main(["audit", str(run.dir)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"seed 0 ({returns[first]:,.6g} at step {at['step']:,}); there they are withdrawn." in said
+    assert "ertified of" not in said
+
+
+def test_without_a_range_keep_is_strict_and_still_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    settings = {name: x for name, x in TINY.items() if name != "return_range"} | {"steps": 500}
+    keep = gpi.train("geppo", Lever, out=tmp_path / "keep", **settings)
+    why = "the least and the largest return of an episode of test_keeping:Lever are not known"
+    line = f"note: trust = keep certifies and undoes nothing here: {why}; name them: --return-range LOW,HIGH"
+    assert capsys.readouterr().out.count(line) == 1
+    settings |= {"trust": "strict", "normaliser": "still"}
+    strict = gpi.train("geppo", Lever, out=tmp_path / "strict", **settings)
+    assert "certifies" not in capsys.readouterr().out
+    for name in (*TABLES, "policy-0.safetensors"):
+        assert (keep.dir / name).read_bytes() == (strict.dir / name).read_bytes(), name
+    assert done(keep)["uncertified"] == why and "undone" not in done(keep) and "uncertified" not in done(strict)
+    gpi.resume(keep, env=Lever, steps=700)
+    assert done(keep)["uncertified"] == why and "certifies" not in capsys.readouterr().out, "said once"
+    assert "Nothing is certified, since the range of returns is not known" in gpi.audit(keep).verdict()
+
+
+def test_a_withdrawal_that_a_checkpoint_cannot_mean_is_one_line(x64: None):
+    keeper = uncompiled(resolve(Config("cartpole-balance", trust="keep", seeds=2, hidden=(8,)))).keeper
+    assert keeper is not None
+    for wrong in ([], {"0": 5}, {"0": {"step": 5}}, {"0": {"step": "x", "return": 1.0}}):
+        with pytest.raises(FileError, match=r"state\.json of a checkpoint does not fit: withdrawn"):
+            keeper.restore(keeper.snapshot(), {"withdrawn": wrong})
+    keeper.restore(keeper.snapshot(), {})
+    assert keeper.withdrawn == {}, "a checkpoint of an earlier version"
