@@ -20,6 +20,7 @@ from gpi.theory.certificate import (
     episodes_to_detect,
     extend,
     first_windows,
+    leaves,
     log_growth,
     restart,
     room,
@@ -228,3 +229,11 @@ def test_the_numbers_of_episodes_in_the_documentation_are_those_of_the_functions
         assert row(name, episodes_to_certify, [share * mean for share in (0.5, 0.8, 0.9, 0.95)]) in page
     for name in ("always 500", *list(returns)[3:]):
         assert row(name, episodes_to_detect, (0.95, 0.9, 0.8, 0.6, 0.4)) in page
+
+
+def test_a_return_leaves_its_range_by_more_than_rounding():
+    assert leaves([-1, 0, 500, 1000, 1001, -np.inf], 0, 1000).tolist() == [True, False, False, False, True, True]
+    assert leaves([-0.0009, -0.0011, 1000.0009, 1000.0011], 0, 1000).tolist() == [False, True, False, True]
+    table = [float(f"{x:.9g}") for x in (1e6 - 0.004, 1e6 + 0.006)]
+    assert not leaves(table, 1e6 - 0.004, 1e6 + 0.006).any(), "nine digits of a return at the very end"
+    assert leaves([1e6 + 0.1], 1e6 - 0.004, 1e6 + 0.006).all()

@@ -185,6 +185,11 @@ def audited(path: Path, trust: str, updates: list[tuple[float, float, float]]) -
     return path
 
 
+def test_a_mixture_of_a_trust_region_that_nothing_can_leave_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["mixture", "--eps", "2", "--json"]) == 0 and capsys.readouterr().out
+    assert "eps = 3 must be at most 2: TV distance is at most 1" in refused(capsys, "mixture", "--eps", "3")
+
+
 def test_audit_counts_violations_over_all_seeds(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     a = audited(tmp_path / "a", "paper", [(0.5, 1.2, 0.9), (1.5, 0.2, 1.1), (0.5, 3.0, 0.9), (1.01, 0.5, 0.5)])
     b = audited(tmp_path / "b", "strict", [(0.5, 0.6, 0.9), (1.0, np.inf, 0.9)])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +18,18 @@ from test_certificate import PERFORMANCE as UNSORTED
 
 import gpi
 from gpi import cli
-from gpi.config import Config
+from gpi.config import Config, validate_new
 from gpi.core import faults
 from gpi.core.kept import NOTHING
 from gpi.core.sample import Rollout
 from gpi.envs.episodes import EndedInBatch
-from gpi.errors import UsageError
+from gpi.errors import FileError, UsageError
 from gpi.rundir.run import read_rows
 from gpi.theory import certificate
 from gpi.training import keeping
 from gpi.training.job import resolve
 from gpi.training.keeping import LEVELS, LOWERED, NOW, evidence, first_member, random_numbers, see
+from gpi.training.memory import memory_needed
 from gpi.training.trainer import Iteration, Trainer
 from own_runs import TABLES, done, stop_after
 from trainers import uncompiled
@@ -247,15 +249,15 @@ def evidence_of(x64: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], 
     return make
 
 
-def play(keeper: Any) -> None:
+def play(keeper: Any, second: float = 0.25, fault: int = faults.NONE) -> keeping.Kept:
     """Let a keeper see a batch of 1,024 steps: 0.5 a step in the first environment and 0.25 in the second."""
     shape = (1, 1024, 2)
-    reward = np.broadcast_to([0.5, 0.25], shape)
+    reward = np.broadcast_to([0.5, second], shape)
     done = np.broadcast_to((np.arange(1024) == 999)[:, None], shape)
     blank = np.zeros((*shape, 1), np.float32)
     raw = Rollout(blank, blank, reward, blank, done, done, np.ones(shape, np.bool_))  # type: ignore[arg-type]
-    keeper.before_learning(raw, np.zeros(1, np.int64))
-    keeper.after_learning(np.array([faults.NONE]))
+    keeper.before_learning(raw, np.full(1, 5000))
+    return keeper.after_learning(np.array([fault]))
 
 
 def test_every_environment_is_evidence_where_batches_begin_with_a_reset(evidence_of: Any):
@@ -279,6 +281,26 @@ def test_the_first_environment_alone_is_evidence_where_episodes_outlive_updates(
     assert seen[2:] == [[0.512]]
 
 
+def test_any_return_outside_the_range_withdraws_certificates_but_not_in_the_iteration_that_freezes(evidence_of: Any):
+    """Of an environment that is no evidence too; what freezes an agent is in no table either."""
+    keeper, seen = evidence_of(False)
+    play(keeper)
+    keeper.members[0] = keeper.members[0]._replace(kept=np.array(0.4))
+    assert play(keeper).kept_return == [400.0]
+    froze = play(keeper, second=2.0, fault=1 + faults.STAGES.index("reward"))
+    assert froze.kept_return == [400.0] and keeper.facts() == {"undone": {"0": 0}} and froze.lines == []
+    withdrawn = play(keeper, second=2.0)
+    assert np.isnan(withdrawn.kept_return).all() and len(seen) == 2, "the batch is no evidence"
+    [facts] = keeper.facts()["withdrawn"].values()
+    assert facts == {"step": 5000 + 2000, "return": 2048.0}, "1,000 steps of it and 24 of the batch before"
+    words = r"warning: seed 0: an episode returned 2048 \(at step 7,000\), outside the range 0 to 1000: its cert"
+    assert len(withdrawn.lines) == 1 and re.match(words, withdrawn.lines[0])
+    for second in (0.25, 3.0):
+        later = play(keeper, second)
+        assert np.isnan(later.kept_return).all() and len(seen) == 2 and later.lines == [], "for good, and said once"
+    assert keeper.facts()["withdrawn"] == {"0": facts}
+
+
 def test_draws_are_others_for_every_level_episode_and_seed(x64: None):
     keeper = uncompiled(resolve(Config("cartpole-balance", trust="keep", seeds=2, hidden=(8,)))).keeper
     assert keeper is not None
@@ -290,7 +312,6 @@ def test_draws_are_others_for_every_level_episode_and_seed(x64: None):
 
 
 @pytest.mark.parametrize(("task", "settings", "words"), [
-    ("CartPole-v1", {}, r"trust = keep needs .* which CartPole-v1 does not say; use --return-range LOW,HIGH"),
     ("CartPole-v1", {"return_range": (0, 500), "reset_each_batch": True}, r"cuts off .*; use --no-reset-each-batch"),
     ("cheetah-run", {"return_range": (5, 5)}, r"return_range = \(5.0, 5.0\) must be two finite numbers"),
     ("cheetah-run", {"return_range": (0, float("inf"))}, "must be two finite numbers"),
@@ -303,10 +324,31 @@ def test_certificates_without_a_meaning_are_refused_in_one_line(task: str, setti
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"return_range": (0, 1)}, r"return_range = \(0.0, 1.0\) does not cover 0 to 1000, the returns of cheetah-run; "),
+    ({"return_range": (1, 1000)}, "does not cover 0 to 1000, .*; leave it out"),
+    ({"normaliser": "paper"}, "normaliser = paper lets statistics move the policy, .*; leave it out, or use --trust"),
+])  # fmt: skip
+def test_a_new_run_may_not_contradict_what_keep_rests_on_but_an_old_one_may_be_resumed(
+    settings: Any, words: str, tmp_path: Path
+):
+    with pytest.raises(UsageError, match=words) as error:
+        gpi.train("geppo", "cheetah-run", out=tmp_path / "run", trust="keep", steps=1, seeds=1, **settings)
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+    assert resolve(Config("cheetah-run", trust="keep", **settings)).keeps, "as a resumed run is"
+    for fine in (Config("cheetah-run", **settings), Config("cheetah-run", trust="keep", return_range=(-1, 1000))):
+        validate_new(fine, resolve(fine).task.return_range)
+
+
 def test_a_task_says_its_range_and_the_user_may_say_another():
     assert resolve(Config("cheetah-run", trust="keep")).return_range == (0.0, 1000.0)
     assert resolve(Config("cheetah-run", trust="keep", return_range=(-1, 5))).return_range == (-1.0, 5.0)
     assert resolve(Config("CartPole-v1", trust="keep", return_range=(0, 500))).return_range == (0.0, 500.0)
+    unknown = [resolve(Config("CartPole-v1", trust=mode)) for mode in ("keep", "paper")]
+    assert not any(job.keeps for job in unknown) and [bool(job.uncertified) for job in unknown] == [True, False]
+    known = Config("CartPole-v1", trust="keep", return_range=(0, 500))
+    keep, paper = (memory_needed(job.config) for job in unknown)
+    assert keep == paper < memory_needed(known), "no policies are kept to go back to"
 
 
 def test_the_command_line_reads_a_range_that_begins_below_zero():
@@ -430,10 +472,11 @@ def test_a_run_that_undoes_losses_resumes_bit_for_bit_and_says_what_it_did(
 ):
     """Certificates are made far too cheap, so that luck and bad luck look like losses."""
     monkeypatch.setattr(certificate, "cost", lambda number, alpha: np.full(np.shape(number), 0.5))
-    settings = {"steps": 1200, **TINY, "return_range": (0, LENGTH - 1)}
+    settings = {"steps": 1200, **TINY}
     whole = gpi.train("geppo", Lever, out=tmp_path / "whole", **settings)
     said = capsys.readouterr().out
-    assert "are proven to be below the certified" in said and said.count("is outside the range 0 to 7") == 1
+    assert "are proven to be below the certified" in said and "outside the range" not in said
+    assert "withdrawn" not in done(gpi.Run(tmp_path / "whole")), "a key only where there is something to say"
     cut = gpi.train("geppo", Lever, out=tmp_path / "cut", callbacks=[stop_after(5)], quiet=True, **settings)
     gpi.resume(cut.dir, env=Lever, quiet=True)
     for name in (*TABLES, "policy-0.safetensors", "policy-2.safetensors"):
@@ -449,10 +492,97 @@ def test_a_run_that_undoes_losses_resumes_bit_for_bit_and_says_what_it_did(
         if row["undone"] == "1":
             assert LOWERED * kept[-1] <= now + 1e-5 < LOWERED * LENGTH, "lowered by a fifth, of what had been certified"
         else:
-            assert kept[-1] <= now <= LENGTH - 1, "while the agent does not go back it only rises"
+            assert kept[-1] <= now <= LENGTH, "while the agent does not go back it only rises"
         kept.append(now)
     assert gpi.audit(whole).undone == sum(counts.values())
     verdict = json.dumps(gpi.audit(whole).as_json())
     assert f"A proven loss was undone {sum(counts.values())} times; going back is no update" in verdict
     last = [row["kept_return"] for row in rows[-3:]]
     assert gpi.audit(whole).certified == tuple(float(x) if x else None for x in last)
+
+
+def test_a_return_outside_the_range_ends_certificates_and_undoing_also_after_a_resume_or_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Of three agents one leaves the range before the cut, one after it has gone back twice, and one never."""
+    monkeypatch.setattr(certificate, "cost", lambda number, alpha: np.full(np.shape(number), 0.5))
+    settings = {"steps": 1600, **TINY, "return_range": (0, LENGTH - 1)}
+    whole = gpi.train("geppo", Lever, out=tmp_path / "whole", **settings)
+    said = capsys.readouterr().out
+    cut = gpi.train("geppo", Lever, out=tmp_path / "cut", callbacks=[stop_after(5)], quiet=True, **settings)
+    killed = gpi.Run(Path(shutil.copytree(cut.dir, tmp_path / "killed")))
+    shutil.rmtree(killed.dir / "ckpt-000000005")
+    (killed.dir / "DONE").unlink()
+
+    outside = {str(seed): steps[returns > LENGTH - 1][:1].tolist() for seed, (steps, returns) in
+               whole.all_episodes().items()}  # fmt: skip
+    withdrawn = done(whole)["withdrawn"]
+    assert withdrawn == {seed: {"step": step, "return": LENGTH} for seed, found in outside.items() for step in found}
+    assert 0 < len(done(cut)["withdrawn"]) < len(withdrawn) < 3, "before the cut, after it, and never"
+    for run in (cut, killed):
+        gpi.resume(run.dir, env=Lever, quiet=True)
+        for name in (*TABLES, *(f"policy-{seed}.safetensors" for seed in range(3))):
+            assert (whole.dir / name).read_bytes() == (run.dir / name).read_bytes(), name
+        assert [done(run)[name] for name in ("withdrawn", "undone")] == [withdrawn, done(whole)["undone"]]
+    for row in read_rows(whole.dir / "audit.csv"):
+        void = row["seed"] in withdrawn and int(row["steps"]) >= withdrawn[row["seed"]]["step"]
+        assert (row["kept_return"] == "") == void and not (void and row["undone"] == "1")
+    assert any(done(whole)["undone"][seed] for seed in withdrawn), "what was undone before stays undone"
+
+    audit = gpi.audit(whole)
+    assert {str(one.seed): {"step": one.step, "return": one.value} for one in audit.withdrawn} == withdrawn
+    assert [x is None for x in audit.certified] == [str(seed) in withdrawn for seed in range(3)]
+    seeds = ", ".join(f"seed {seed} (8 at step {x['step']:,})" for seed, x in withdrawn.items())
+    words = (
+        f"A return left the range that certificates assume: {seeds}; there they are withdrawn, and what was undone was"
+    )
+    assert words in audit.verdict() and words in " ".join(str(whole).split()) and words in whole._repr_html_()
+    for seed, x in withdrawn.items():
+        assert f"warning: seed {seed}: an episode returned 8 (at step {x['step']:,}), outside the range 0 to 7" in said
+    assert said.count("outside the range") == len(withdrawn)
+
+
+def test_pendulum_s_true_returns_are_not_certified_to_be_within_a_narrow_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    settings = {**TINY, "seeds": 1, "n": 512, "return_range": (-1000, -900), "steps": 2048}
+    run = gpi.train("ppo", "Pendulum-v1", out=tmp_path / "run", **settings)
+    assert capsys.readouterr().out.count("its certificates are withdrawn") == 1
+    [at] = done(run)["withdrawn"].values()
+    resumed = gpi.resume(run, steps=3072)
+    steps, returns = resumed.episodes(0)
+    first = int(np.flatnonzero((returns < -1000) | (returns > -900))[0])
+    assert at == {"step": steps[first], "return": pytest.approx(returns[first], rel=1e-8)}
+    assert done(resumed)["withdrawn"] == {"0": at} and "withdrawn" not in capsys.readouterr().out, "said once"
+    assert {row["kept_return"] for row in read_rows(run.dir / "audit.csv") if int(row["steps"]) >= at["step"]} == {""}
+    assert cli.main(["audit", str(run.dir)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"seed 0 ({returns[first]:,.6g} at step {at['step']:,}); there they are withdrawn." in said
+    assert "ertified of" not in said
+
+
+def test_without_a_range_keep_is_strict_and_still_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    settings = {name: x for name, x in TINY.items() if name != "return_range"} | {"steps": 500}
+    keep = gpi.train("geppo", Lever, out=tmp_path / "keep", **settings)
+    why = "the least and the largest return of an episode of test_keeping:Lever are not known"
+    line = f"note: trust = keep certifies and undoes nothing here: {why}; name them: --return-range LOW,HIGH"
+    assert capsys.readouterr().out.count(line) == 1
+    settings |= {"trust": "strict", "normaliser": "still"}
+    strict = gpi.train("geppo", Lever, out=tmp_path / "strict", **settings)
+    assert "certifies" not in capsys.readouterr().out
+    for name in (*TABLES, "policy-0.safetensors"):
+        assert (keep.dir / name).read_bytes() == (strict.dir / name).read_bytes(), name
+    assert done(keep)["uncertified"] == why and "undone" not in done(keep) and "uncertified" not in done(strict)
+    gpi.resume(keep, env=Lever, steps=700)
+    assert done(keep)["uncertified"] == why and "certifies" not in capsys.readouterr().out, "said once"
+    assert "Nothing is certified, since the range of returns is not known" in gpi.audit(keep).verdict()
+
+
+def test_a_withdrawal_that_a_checkpoint_cannot_mean_is_one_line(x64: None):
+    keeper = uncompiled(resolve(Config("cartpole-balance", trust="keep", seeds=2, hidden=(8,)))).keeper
+    assert keeper is not None
+    for wrong in ([], {"0": 5}, {"0": {"step": 5}}, {"0": {"step": "x", "return": 1.0}}):
+        with pytest.raises(FileError, match=r"state\.json of a checkpoint does not fit: withdrawn"):
+            keeper.restore(keeper.snapshot(), {"withdrawn": wrong})
+    keeper.restore(keeper.snapshot(), {})
+    assert keeper.withdrawn == {}, "a checkpoint of an earlier version"

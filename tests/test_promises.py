@@ -79,6 +79,7 @@ def test_an_old_run_that_keeps_what_was_learned_is_resumed_with_its_certificates
     names = [list(decode((path / "arrays.safetensors").read_bytes())[0]) for path in (old, new)]
     assert names[0] == [name for name in names[1] if not LATER.fullmatch(name)] != names[1]
     assert any(name.startswith("kept/memory/") for name in names[0])
+    assert "withdrawn" not in json.loads((old / "state.json").read_text()) | json.loads((run / "DONE").read_text())
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -31,7 +31,7 @@ from gpi.report.curves import COLOURS, curves_figure
 from gpi.report.labels import labels
 from gpi.report.pictures import encode_figure, save_figure
 from gpi.rundir.run import Run, open_run
-from gpi.rundir.tables import AUDIT, EPISODES, Table
+from gpi.rundir.tables import AUDIT, EPISODES, KEPT, Table
 from own_runs import TINY, Watch, done
 
 
@@ -177,8 +177,10 @@ def test_an_audit_prints_as_its_verdict(tmp_path: Path):
 
 
 def test_the_verdict_says_what_is_certified(tmp_path: Path):
-    summary = gpi.audit(audited(tmp_path / "a", "keep", [(0.5, 1.2, 0.9)]))
+    summary = gpi.audit(audited(tmp_path / "a", "paper", [(0.5, 1.2, 0.9)]))
     assert "ertified" not in summary.verdict(), "a run of another mode"
+    without = dataclasses.replace(summary, trust="keep").verdict()
+    assert " Nothing is certified, since the range of returns is not known (--return-range)." in without
     for certified, words in (
         ((None, None), " Nothing is certified yet, so no loss could be proven."),
         ((950.0, None, 812.3), " not of the last policy: a mean return of 812.3 to 950; nothing for 1 seed."),
@@ -186,6 +188,33 @@ def test_the_verdict_says_what_is_certified(tmp_path: Path):
         ((428.69, 428.71), " a mean return of 428.7."),
     ):
         assert words in dataclasses.replace(summary, certified=certified).verdict()
+
+
+@pytest.mark.parametrize("header", [(*AUDIT, *KEPT), AUDIT])
+def test_a_false_certificate_of_an_earlier_version_is_not_shown(header: tuple[str, ...], tmp_path: Path):
+    """It certified a mean return of -995, clipping what was outside the range that the user had named."""
+    made(tmp_path / "run", task="Pendulum-v1", trust="keep", seeds=3, return_range=[-1000, -900])
+    audit, episodes = Table(tmp_path / "run" / "audit.csv", header), Table(tmp_path / "run" / "episodes.csv", EPISODES)
+    for seed in range(3):
+        row = dict.fromkeys(AUDIT, 1.0) | {"seed": seed, "kept_return": -995.1 - seed, "undone": seed == 1}
+        audit.add([[row[name] for name in header]])
+    returns = {0: [-950.0, -1300.0, -899.0], 1: [-899.5], 2: [-1000.00005, -899.99995]}
+    episodes.add((seed, 200 * i, x, 200) for seed, some in returns.items() for i, x in enumerate(some, 1))
+    for table in (audit, episodes):
+        table.close()
+    summary = summarise(open_run(tmp_path / "run"))
+    if header == AUDIT:
+        assert summary.withdrawn == summary.certified == (), "nothing was certified"
+        return
+    assert summary.withdrawn == ((0, 400, -1300.0), (1, 200, -899.5)), "the first, and rounding is no news"
+    assert summary.certified == (None, None, -997.1)
+    assert (
+        " a mean return of -997.1. A return left the range that certificates assume: seed 0 (-1,300 at step 400), seed "
+        "1 (-899.5 at step 200); there they are withdrawn, and what was undone was not proven to be lost."
+    ) in summary.verdict()
+    alone = dataclasses.replace(summary, certified=(None,), withdrawn=summary.withdrawn[:1], undone=0).verdict()
+    assert "ertified" not in alone and alone.count("withdrawn") == 1 and "there they are withdrawn. " in alone
+    assert json.loads(json.dumps(summary.as_json()))["withdrawn"][1] == {"seed": 1, "step": 200, "value": -899.5}
 
 
 def followed(path: Path, returns: np.ndarray, told: float = 1.0) -> Run:
@@ -220,7 +249,10 @@ def test_promises_are_held_against_what_came(tmp_path: Path):
     assert bold.calibration and bold.calibration.slope == pytest.approx(0.25) and 0.2 < bold.calibration.kept < 0.9
     told = bold.as_json()["calibration"]
     assert told["bins"][0].keys() == {"promised", "realised", "error", "spans"} and json.dumps(told, allow_nan=False)
-    assert "slope 0.25 ±" in bold.calibration.words() and "% of 18 promises were kept" in bold.calibration.words()
+    spread = spans_of(open_run(tmp_path / "b"), columns(open_run(tmp_path / "b"))).realised.std(ddof=1) / 18**0.5
+    assert bold.calibration.realised_error == pytest.approx(spread) and 5 < spread < 20
+    words = rf"changed by [+-][\d.]+ ± {spread:.3g} on average \(18 spans\)\. .* promised [+-][\d.]+; slope 0\.25 ± "
+    assert re.search(words, bold.calibration.words()) and "kept" not in bold.calibration.words()
     assert summarise(followed(tmp_path / "c", walk[:1, :60])).calibration is None, "too short to say"
     run = open_run(tmp_path / "a")
     table = columns(run)

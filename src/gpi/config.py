@@ -22,6 +22,8 @@ TYPES = {
     tuple[int, ...]: "a list of whole numbers, such as [64, 64]",
     tuple[float, ...]: "a list of numbers, such as [0, 1000]",
 }  # fmt: skip
+MAX_EPS = 2.0
+EPS_RULE = "must be at most 2: TV distance is at most 1 and eps is twice its bound"
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 NORMALISERS = ("auto", "paper", "still")
 LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
@@ -92,7 +94,7 @@ class Config:
         "optimisation",
     )  # fmt: skip
     return_range: tuple[float, ...] = setting(
-        (), "least and largest return of an episode, which trust = keep needs; DeepMind Control: 0,1000", "environments"
+        (), "least and largest return of an episode, for trust = keep; DeepMind Control: 0,1000", "environments"
     )
     freeze_normaliser: int = setting(
         0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
@@ -175,10 +177,19 @@ def unpromised(config: Config) -> list[str]:
             "policies that act is measured, not promised; leave --normaliser out"]  # fmt: skip
 
 
-def validate_new(config: Config) -> None:
-    """Raise if a setting breaks a rule that holds for new runs only: older ones may be resumed all the same."""
-    rule = "must be at most 2: TV distance is at most 1 and eps is twice its bound"
-    require(config, "eps", config.eps <= 2.0, rule, "use 0.2")
+def validate_new(config: Config, known_range: tuple[float, float] | None = None) -> None:
+    """Raise if a setting breaks a rule that holds for new runs only: older ones may be resumed all the same.
+
+    `known_range` are the least and the largest return of an episode, where the task says them.
+    """
+    require(config, "eps", config.eps <= MAX_EPS, EPS_RULE, "use 0.2")
+    if config.trust == "keep":
+        rule = "lets statistics move the policy, which trust = keep rules out"
+        require(config, "normaliser", config.normaliser != "paper", rule, "leave it out, or use --trust strict")
+        low, high = known_range or (math.inf, -math.inf)
+        covered = not config.return_range or (config.return_range[0] <= low and high <= config.return_range[1])
+        rule = f"does not cover {low:g} to {high:g}, the returns of {config.short_task}; certificates would be false"
+        require(config, "return_range", covered, rule, "leave it out")
 
 
 def without_effect(config: Config, typed: Iterable[str]) -> list[str]:

@@ -22,6 +22,7 @@ from gpi.report.calibration import Calibration, calibrate, spans_of
 from gpi.rundir.course import BEST_BINS, BIN, BINS_LIMIT, LAST_BINS, Course, course, curve_of
 from gpi.rundir.run import Run, damaged, read_rows
 from gpi.rundir.tables import EARLIER
+from gpi.theory.certificate import leaves
 
 BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16)
 COLUMNS = (
@@ -73,6 +74,18 @@ class Lost(NamedTuple):
         return f"seed {self.seed} fell from {self.best:,.0f} (at step {self.step:,}) to {self.last:,.0f}"
 
 
+class Outside(NamedTuple):
+    """A seed's first return outside the range that its certificates assume."""
+
+    seed: int
+    step: int  # at which the episode ended
+    value: float
+
+    def words(self) -> str:
+        """Say which return it is."""
+        return f"seed {self.seed} ({self.value:,.6g} at step {self.step:,})"
+
+
 @dataclass(frozen=True, repr=False)
 class AuditSummary:
     """The audit of one run, counted over all its seeds."""
@@ -99,6 +112,7 @@ class AuditSummary:
     calibration: Calibration | None  # of the surrogate's gains; None for a run too short to say
     undone: int = 0  # times that a seed was proven to have lost what it had learned, and went back
     certified: tuple[float | None, ...] = ()  # with --trust keep, what each seed is held to; None for nothing
+    withdrawn: tuple[Outside, ...] = ()  # why there is nothing for these seeds
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -150,15 +164,21 @@ class AuditSummary:
     def _certified(self) -> str:
         """Say what is certified, where anything is to be: a range of returns that is too wide shows here."""
         known = sorted(x for x in self.certified if x is not None)
-        if not self.certified:
-            return ""
-        if not known:
-            return " Nothing is certified yet, so no loss could be proven."
-        returns = " to ".join(dict.fromkeys(f"{x:.4g}" for x in (known[0], known[-1])))
-        rest = len(self.certified) - len(known)
-        noun = "seed" if rest == 1 else "seeds"
-        nothing = f"; nothing for {rest} {noun}" if rest else ""
-        return f" Certified of past episodes, not of the last policy: a mean return of {returns}{nothing}."
+        rest = len(self.certified) - len(known) - len(self.withdrawn)
+        words = ""
+        if known:
+            returns = " to ".join(dict.fromkeys(f"{x:.4g}" for x in (known[0], known[-1])))
+            nothing = f"; nothing for {rest} {'seed' if rest == 1 else 'seeds'}" if rest else ""
+            words = f" Certified of past episodes, not of the last policy: a mean return of {returns}{nothing}."
+        elif rest > 0:
+            words = " Nothing is certified yet, so no loss could be proven."
+        elif self.trust == "keep" and not self.certified:
+            words = " Nothing is certified, since the range of returns is not known (--return-range)."
+        if self.withdrawn:
+            seeds = ", ".join(one.words() for one in self.withdrawn)
+            words += f" A return left the range that certificates assume: {seeds}; there they are withdrawn"
+            words += f"{', and what was undone was not proven to be lost' if self.undone else ''}."
+        return words
 
     def _kept(self) -> str:
         """Say which seeds lost what they had learned, in a run that can tell."""
@@ -185,7 +205,8 @@ class AuditSummary:
         """Return the summary as a JSON object; an infinite worst ratio becomes null."""
         worst = {name: x._asdict() | {"ratio": x.ratio if math.isfinite(x.ratio) else None}
                  for name, x in self.worst.items()}  # fmt: skip
-        more = {"worst": worst, "bounds": list(self.bounds), "lost": [one._asdict() for one in self.lost]}
+        more = {"worst": worst, "bounds": list(self.bounds)}
+        more |= {name: [one._asdict() for one in getattr(self, name)] for name in ("lost", "withdrawn")}
         if self.calibration is not None:
             bins = [one._asdict() for one in self.calibration.bins]
             more["calibration"] = dataclasses.asdict(self.calibration) | {"bins": bins}
@@ -259,7 +280,7 @@ def summarise(run: Run) -> AuditSummary:
         ratio = np.where(some, measured / np.where(some, allowed, 1.0), np.where(measured > 0.0, np.inf, 0.0))
         i = int(np.nanargmax(ratio))
         worst[bound] = Worst(float(ratio[i]), int(table["seed"][i]), int(table["iteration"][i]))
-    courses = courses_of(run, table)
+    courses, withdrawn = courses_of(run, table), withdrawn_of(run, table)
     broken = {bound: int(np.sum(table[f"{bound}_held"] != 1.0)) for bound in BOUNDS}
     return AuditSummary(
         run=run.dir.absolute().name,
@@ -285,16 +306,30 @@ def summarise(run: Run) -> AuditSummary:
         ),
         calibration=calibrate(spans_of(run, table)),
         undone=int(np.nansum(table.get("undone", 0.0))),
-        certified=certified_of(table),
+        certified=certified_of(table, withdrawn),
+        withdrawn=withdrawn,
     )
 
 
-def certified_of(table: dict[str, np.ndarray]) -> tuple[float | None, ...]:
-    """Return what is certified of each seed in its last row; nothing at all without --trust keep."""
+def certified_of(table: dict[str, np.ndarray], withdrawn: Sequence[Outside]) -> tuple[float | None, ...]:
+    """Return what is certified of each seed in its last row; nothing at all where nothing is to be certified."""
     if "kept_return" not in table:
         return ()
-    last = [table["kept_return"][table["seed"] == seed][-1] for seed in np.unique(table["seed"])]
-    return tuple(None if np.isnan(x) else float(x) for x in last)
+    void = [one.seed for one in withdrawn]  # earlier versions certified all the same
+    last = {seed: table["kept_return"][table["seed"] == seed][-1] for seed in np.unique(table["seed"])}
+    return tuple(None if np.isnan(x) or seed in void else float(x) for seed, x in last.items())
+
+
+def withdrawn_of(run: Run, table: dict[str, np.ndarray]) -> tuple[Outside, ...]:
+    """Return each seed's first return outside the range that the user has named, where certificates rest on it."""
+    ends = run.config.get("return_range", ())
+    if "kept_return" not in table or len(ends) != 2:
+        return ()
+    found = []
+    for seed, (steps, returns) in run.all_episodes().items():
+        outside = np.flatnonzero(leaves(returns, *ends))
+        found += [Outside(seed, int(steps[i]), float(returns[i])) for i in outside[:1]]
+    return tuple(found)
 
 
 def courses_of(run: Run, table: dict[str, np.ndarray]) -> dict[int, Course]:

@@ -48,14 +48,17 @@ class Calibration:
     slope_error: float | None  # heteroscedasticity-robust
     kept: float  # share of spans that realised what they promised, or missed it by no more than two standard errors
     bins: tuple[Bin, ...]
+    realised_error: float  # the standard error of `realised`, over spans
 
     def words(self) -> str:
-        """Say in a sentence what came of the promises."""
-        slope = "" if self.slope is None else f", slope {self.slope:.2g} ± {self.slope_error:.1g}"
+        """Say what came of the promises; how many were kept says little where a single span's error is large."""
+        slope = (
+            "" if self.slope is None else f"; slope {self.slope:.2g} ± {self.slope_error:.1g}, where 1 is as promised"
+        )
         return (
-            f"From each {self.window} updates to the next, returns changed by {signed(self.realised)} on average where "
-            f"{signed(self.promised)} was promised{slope}; {100 * self.kept:.0f} % of {self.spans:,} promises were "
-            "kept within error."
+            f"From each {self.window} updates to the next, returns changed by {signed(self.realised)} ± "
+            f"{signed(self.realised_error)[1:]} on average ({self.spans:,} spans). The gains that updates measured on "
+            f"their own samples, which they were fitted to, promised {signed(self.promised)}{slope}."
         )
 
 
@@ -116,8 +119,8 @@ def calibrate(spans: Spans) -> Calibration | None:
     bins = tuple(
         Bin(float(x[g].mean()), float(y[g].mean()), float(y[g].std(ddof=1) / np.sqrt(len(g))), len(g)) for g in groups
     )
-    kept = float(1.0 - missed.mean())
-    return Calibration(WINDOW, len(x), float(x.mean()), float(y.mean()), slope, error, kept, bins)
+    kept, spread = float(1.0 - missed.mean()), float(y.std(ddof=1) / np.sqrt(len(y)))
+    return Calibration(WINDOW, len(x), float(x.mean()), float(y.mean()), slope, error, kept, bins, spread)
 
 
 def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None]:

@@ -28,6 +28,8 @@ STAKES = 4.0 ** np.arange(-1, 4)
 """The values of c: small ones are best for noisy returns, large ones for nearly constant ones."""
 SIZES = 16 * 4 ** np.arange(4)
 """Episodes in a window of each level: short windows see a fall soon, long ones certify much."""
+ROUNDING = 1e-6, 1e-8
+"""How far outside the range a return is no news, relative to the range's width and to its ends."""
 
 
 class Certificate(NamedTuple):
@@ -47,6 +49,16 @@ class Windows(NamedTuple):
     n: NDArray[np.int64]  # [L], its episodes so far
     total: Array  # [..., L], the sum of their X
     logs: Array  # [..., L, 2, K], the sums of log(1 + c X) and of log(1 + c (1 - X)), for every c
+
+
+def leaves(returns: ArrayLike, low: float, high: float) -> NDArray[np.bool_]:
+    """Return which returns are outside the range that X is scaled by: one of them, and no certificate is true by proof.
+
+    Sums of float32 rewards, and tables with nine digits, are rounded relative to the size of a return.
+    """
+    x = np.asarray(returns, np.float64)
+    slack = ROUNDING[0] * (high - low) + ROUNDING[1] * max(abs(low), abs(high))
+    return (x < low - slack) | (x > high + slack)
 
 
 def first_windows(*runs: int) -> Windows:

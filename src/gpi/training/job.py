@@ -40,11 +40,18 @@ class Job:
     @property
     def keeps(self) -> bool:
         """Whether an agent that is proven to have lost what it had learned goes back."""
-        return self.config.trust == "keep"
+        return self.config.trust == "keep" and not self.uncertified
+
+    @property
+    def uncertified(self) -> str:
+        """Why --trust keep can certify nothing here, and so undoes nothing; empty where it can, or is not asked to."""
+        if self.config.trust != "keep" or math.isfinite(self.return_range[0]):
+            return ""
+        return f"the least and the largest return of an episode of {self.config.task} are not known"
 
     @property
     def return_range(self) -> tuple[float, float]:
-        """The least and the largest return of an episode, as the user or the task says."""
+        """The least and the largest return of an episode, as the user or the task says; infinite where neither does."""
         low, high = self.config.return_range or self.task.return_range or (-math.inf, math.inf)
         return low, high
 
@@ -67,22 +74,16 @@ def resolve(config: Config, make: Make | None = None, callbacks: Sequence[Callba
         config = dataclasses.replace(config, reset_each_batch=task.horizon is not None)
     validate(config)
     validate_batch(config, task.horizon)
-    validate_keeping(config, task)
     seeds = range(config.seed, config.seed + config.seeds)
     evaluations = [Evaluate(config.eval_every, config.eval_episodes)] if config.eval_every else []
-    return Job(config, task, plan_of(config), seeds, make, [*evaluations, *callbacks])
+    job = Job(config, task, plan_of(config), seeds, make, [*evaluations, *callbacks])
+    validate_keeping(job)
+    return job
 
 
-def validate_keeping(config: Config, task: Task) -> None:
-    """Raise where certificates would have no meaning: without a range of returns, or with episodes that are cut off."""
-    if config.trust != "keep":
-        return
-    if not config.return_range and task.return_range is None:
-        raise UsageError(
-            f"trust = keep needs the least and the largest return of an episode, which {config.task} does not say; "
-            "use --return-range LOW,HIGH, or --trust strict --normaliser still"
-        )
-    if config.reset_each_batch and task.horizon is None:
+def validate_keeping(job: Job) -> None:
+    """Raise where certificates would have no meaning, because episodes are cut off."""
+    if job.keeps and job.config.reset_each_batch and job.task.horizon is None:
         raise UsageError(
             "trust = keep needs every episode to its end, and reset_each_batch = True cuts off the last of each batch; "
             "use --no-reset-each-batch"

@@ -3,6 +3,8 @@
 `gpi.theory.certificate` bounds what the episodes of a window say about its policies. The best lower bound so far is
 kept, with a policy drawn from its window; when the upper bound of a window that began later is below it, the loss is
 proven. An earlier one proves nothing: it may hold the failures that the agent has learned from.
+
+All of it assumes that the range of returns is known. A return outside withdraws the agent's certificates for good.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from gpi.core.iteration import State
 from gpi.core.kept import NOTHING, Memory, Snapshot, first_memory, go_back, remember
 from gpi.core.sample import Rollout
 from gpi.envs.episodes import EndedInBatch, EpisodeCounter
-from gpi.theory.certificate import SIZES, Windows, certificates, extend, first_windows, restart, room, turn
+from gpi.errors import FileError
+from gpi.standalone import Facts
+from gpi.theory.certificate import SIZES, Windows, certificates, extend, first_windows, leaves, restart, room, turn
 from gpi.training.job import Job
 from gpi.training.learner import Learner, Program, shared_program, signature
 
 LEVELS = len(SIZES)
 NOW = 1 + LEVELS  # the source of the kept policy: pi_k
 LOWERED = 0.8  # what is left of a certificate when the agent went back: its draw may be worse than the window
-ROUNDING = 1e-6  # relative: a return this far outside its range is no news
 
 
 class Member(NamedTuple):
@@ -64,7 +67,7 @@ class Seen(NamedTuple):
 class Kept(NamedTuple):
     """What an iteration did to keep what was learned, `[P]`."""
 
-    kept_return: np.ndarray  # the best lower bound, lowered each time the agent went back, as a return; NaN for none
+    kept_return: np.ndarray  # the best lower bound, lowered each time the agent went back, as a return; NaN: none holds
     undone: np.ndarray  # whether the agent went back
     lines: list[str]  # to tell the user
 
@@ -146,7 +149,8 @@ class Keeper:
         init = jax.jit(jax.vmap(lambda now: first_memory(now, LEVELS)), out_shardings=learner.sharded)
         self.memory: Memory = init(snapshot_of(learner.state))
         self.seen: list[Seen | None] = []  # of the batch that is being learned from
-        self.warned = False
+        self.outside: list[Facts | None] = []  # of that batch, the first return outside the range: `step`, `return`
+        self.withdrawn: dict[str, Facts] = {}  # by seed, the return outside the range that ended its certificates
         self.lines: list[str] = []
         self.programs: tuple[Compiled, Compiled]
 
@@ -193,9 +197,10 @@ class Keeper:
         frozen = self.learner.population.real(np.asarray(state.fault)) != faults.NONE
         ended = self._count(raw, frozen)
         self.seen = [None] * len(ended)
+        self.outside = [self._first_outside(episodes, int(n)) for episodes, n in zip(ended, taken, strict=True)]
         for p, episodes in enumerate(ended):
             x = self._scaled(evidence(episodes, self.environments, self.skip[p]))
-            if len(x):
+            if len(x) and self.outside[p] is None and not self._is_withdrawn(p):
                 self.seen[p] = see(self.members[p], x, int(taken[p]), self._draws(p))
         changes = [(x.take, x.source) if x else (np.zeros(LEVELS, np.bool_), NOTHING) for x in self.seen]
         take, source = np.array([take for take, _ in changes]), np.array([source for _, source in changes], np.int32)
@@ -205,15 +210,14 @@ class Keeper:
     def _scaled(self, returns: list[float]) -> np.ndarray:
         """Return returns scaled to [0, 1]; one that is not finite freezes its agent and is no evidence."""
         x = (np.array([r for r in returns if np.isfinite(r)]) - self.low) / (self.high - self.low)
-        outside = (x < -ROUNDING) | (x > 1 + ROUNDING)
-        if outside.any() and not self.warned:
-            self.warned = True
-            worst = self.low + float(x[outside][0]) * (self.high - self.low)
-            self.lines.append(
-                f"warning: an episode's return of {worst:.6g} is outside the range {self.low:g} to {self.high:g}, and "
-                "taken for the nearer end: certificates may be wrong; train with a wider --return-range"
-            )
         return x.clip(0.0, 1.0)
+
+    def _first_outside(self, episodes: list[EndedInBatch], taken: int) -> Facts | None:
+        """Return the first return outside the range, evidence or not: the range is of every episode."""
+        for steps, total, _, _ in episodes:
+            if leaves(total, self.low, self.high):
+                return {"step": taken + steps, "return": total}
+        return None
 
     def _draws(self, p: int) -> Callable[[int], np.ndarray]:
         config, seed = self.job.config, self.job.seeds[p]
@@ -228,11 +232,29 @@ class Keeper:
                 if seen.fall is not None and fault[p] == faults.NONE:
                     undone[p] = True
                     self._note_fall(p, seen.fall)
+        for p, outside in enumerate(self.outside):
+            if outside is not None and fault[p] == faults.NONE and not self._is_withdrawn(p):
+                self._withdraw(str(self.job.seeds[p]), outside)
         if undone.any():
             self.learner.state = self.programs[1](self.learner.state, self.memory, *self._sent(undone))
         lines, self.lines, self.seen = self.lines, [], []
-        kept = np.array([self._return(float(m.kept)) if m.kept > 0 else np.nan for m in self.members])
-        return Kept(kept, undone, lines)
+        kept = [
+            self._return(float(member.kept)) if member.kept > 0 and not self._is_withdrawn(p) else np.nan
+            for p, member in enumerate(self.members)
+        ]
+        return Kept(np.array(kept), undone, lines)
+
+    def _is_withdrawn(self, p: int) -> bool:
+        return str(self.job.seeds[p]) in self.withdrawn
+
+    def _withdraw(self, seed: str, outside: Facts) -> None:
+        """Certify nothing of a seed from now on, and undo nothing; what was undone stays undone."""
+        self.withdrawn[seed] = outside
+        self.lines.append(
+            f"warning: seed {seed}: an episode returned {outside['return']:.6g} (at step {outside['step']:,}), outside "
+            f"the range {self.low:g} to {self.high:g}: its certificates are withdrawn, and no loss is undone any more; "
+            "train again with a wider --return-range"
+        )
 
     def _note_fall(self, p: int, fall: Fall) -> None:
         member = self.members[p]
@@ -253,14 +275,23 @@ class Keeper:
         """How often each seed went back."""
         return {str(seed): int(member.undone) for seed, member in zip(self.job.seeds, self.members, strict=True)}
 
+    def facts(self) -> Facts:
+        """Return what DONE and state.json say: how often each seed went back, and whose certificates are withdrawn."""
+        return {"undone": self.undone} | ({"withdrawn": self.withdrawn} if self.withdrawn else {})
+
     def snapshot(self) -> dict[str, Any]:
-        """Return everything that the next certificates depend on, with a leading axis P."""
+        """Return everything else that the next certificates depend on, with a leading axis P."""
         memory = self.learner.population.real(jax.device_get(self.memory))
         episodes = {"total": self.running.total, "length": self.running.length, "skip": self.skip}
         return {"memory": memory, "members": jax.tree.map(lambda *x: np.stack(x), *self.members), "episodes": episodes}
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Continue from a snapshot."""
+    def restore(self, saved: dict[str, Any], facts: Facts) -> None:
+        """Continue from a snapshot and the facts beside it; those of an earlier version know of no withdrawal."""
+        try:
+            withdrawn = facts.get("withdrawn", {}).items()
+            self.withdrawn = {seed: {"step": int(x["step"]), "return": float(x["return"])} for seed, x in withdrawn}
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise FileError(f"state.json of a checkpoint does not fit: withdrawn: {str(error)[:80]}") from error
         self.memory = jax.device_put(self.learner.population.padded(saved["memory"]), self.learner.sharded)
         self.members = [jax.tree.map(lambda x, p=p: x[p], saved["members"]) for p in range(len(self.members))]
         episodes = saved["episodes"]

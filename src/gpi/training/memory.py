@@ -45,7 +45,8 @@ def memory_needed(config: Config) -> int:
     observations, actions = (spec.observation_size, spec.action_size) if spec else (1, 1)
     layers = [observations, *config.hidden]
     networks = 2 * sum(a * b for a, b in itertools.pairwise(layers)) + layers[-1] * (actions + 1)
-    states = STATES + (KEPT_STATES if config.trust == "keep" else 0)
+    keeps = config.trust == "keep" and (spec or config.return_range)
+    states = STATES + (KEPT_STATES if keeps else 0)
     rows = len(plan.nu) * plan.steps
     row = 2 * observations + actions + 4  # two observations, the action, reward, log-probability, flags
     samples = rows * (3 * row + 2 * sum(config.hidden))  # raw, normalised, as one sample; the networks' layers

@@ -147,7 +147,7 @@ class Session:
             self.progress.say("no valid checkpoint: starting from the beginning")
             self.warm_up = trainer.warm_up()
             return True
-        same = bool(trainer.restore(found.arrays).all())
+        same = bool(trainer.restore(found.arrays, found.state).all())
         if not same:
             what = "the replayed environments show other observations than they had shown"
             if self.job.task.compiled and not allow_drift:
@@ -263,7 +263,7 @@ class Session:
     def _save(self, run: Running) -> None:
         """Save a checkpoint of everything, now."""
         trainer = run.trainer
-        state = run.tables.state() | {"observation_names": short_names(trainer.spec)}
+        state = run.tables.state() | {"observation_names": short_names(trainer.spec)} | trainer.facts()
         best = kept_best(self.directory)
         checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, best)
         self.saved = trainer.done
@@ -291,7 +291,7 @@ class Session:
             "steps": [int(x) for x in tables.steps],
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "returns": {str(seed): None if np.isnan(x) else x for seed, x in result.returns.items()},
-        } | ({"undone": trainer.keeper.undone} if trainer.keeper else {}))  # fmt: skip
+        } | trainer.facts())  # fmt: skip
 
     def _draw(self, result: Run) -> None:
         """Draw the learning curves; a full disk or a broken matplotlib costs the picture, and nothing else."""

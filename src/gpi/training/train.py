@@ -51,8 +51,12 @@ def train(
     config, notes = without_envpool(config, make)
     job = resolve(decided(config), make, callbacks)
     require_memory(job)
-    validate_new(job.config)
+    validate_new(job.config, job.task.return_range)
     notes += [*without_effect(job.config, typed), *unpromised(job.config)]
+    if job.uncertified:
+        notes.append(
+            f"trust = keep certifies and undoes nothing here: {job.uncertified}; name them: --return-range LOW,HIGH"
+        )
     directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
         for note in notes:

@@ -26,6 +26,7 @@ from gpi.envs.replay import Position, actions_limit
 from gpi.errors import EnvironmentFault
 from gpi.files import ArraySpec
 from gpi.rundir.policies import in_force
+from gpi.standalone import Facts
 from gpi.training.collect import Collector, CompiledCollector, HostCollector, Shape, batch_shape
 from gpi.training.devices import Device
 from gpi.training.job import Job
@@ -164,14 +165,19 @@ class Trainer:
         kept = {"kept": self.keeper.snapshot()} if self.keeper else {}
         return {"state": state, "feed": feed, "place": self.collector.position, "counters": counters} | kept
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    def facts(self) -> Facts:
+        """Return what state.json and DONE say of certificates; the arrays of a snapshot have the rest."""
+        uncertified = {"uncertified": self.job.uncertified} if self.job.uncertified else {}
+        return self.keeper.facts() if self.keeper else uncertified
+
+    def restore(self, arrays: dict[str, np.ndarray], facts: Facts | None = None) -> np.ndarray:
         """Continue from a snapshot; return which of the replayed environments `[P, E]` repeat what they had shown."""
         now = self._everything(self.learner.snapshot())
         arrays = arrays | first_arrays(arrays, named(now))
         saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
         self.learner.restore(saved["state"])
         if self.keeper:
-            self.keeper.restore(saved["kept"])
+            self.keeper.restore(saved["kept"], facts or {})
         counters, position = saved["counters"], saved["place"]
         self.batches, self.done, self.taken = int(counters["batches"]), int(counters["done"]), counters["taken"]
         same = self.collector.replay(Position(*position))
