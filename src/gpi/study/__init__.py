@@ -47,7 +47,7 @@ def run(
 
 
 def load(directory: str | Path) -> Results:
-    """Return all results of a study's directory, or of any directory of runs, as arrays for plots of your own.
+    """Return all results of a study's directory, of a pack, or of any runs, as arrays for plots of your own.
 
     `results.finals[arm][task]` are the final performances of the seeds, `results.curves(task, arm)` their learning
     curves, `results.to_pandas()` one row for every seed. Unfinished runs are marked, and not among the finals.

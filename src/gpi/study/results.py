@@ -118,7 +118,10 @@ def encode_pack(results: Sequence[Result]) -> bytes:
 
 def parse_pack(data: bytes) -> list[Result]:
     """Return the results in the bytes of a pack, all of them checked; raise FileError otherwise."""
-    arrays, metadata = files.decode(data)
+    try:
+        arrays, metadata = files.decode(data)
+    except FileError as error:
+        raise FileError(f"it is not a pack, or only a part of one: {error}") from error
     found = files.parse_json(metadata.get("gpi", "{}").encode(), "the description")
     if found.get("format") != FORMAT:
         raise FileError(f"not a pack of this version (expected {FORMAT}, found {files.shown(found.get('format'))})")
