@@ -211,6 +211,30 @@ def test_a_study_is_run_in_the_main_thread(tmp_path: Path):
     assert "main thread" in str(raised[0])
 
 
+HURRIED = (
+    "import sys; from gpi.study.engine import stopping; stopping.SAVING = 1.0; import gpi.cli; sys.exit(gpi.cli.main())"
+)
+
+
+@engine_group
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=["SIGTERM", "SIGINT twice"])
+def test_jobs_that_do_not_answer_are_killed_and_said_to_be(signals: list[signal.Signals], tmp_path: Path):
+    words = ["study", "run", str(write_study(tmp_path)), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    command = [sys.executable, "-c", HURRIED, *words]
+    one = subprocess.Popen(command, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for(lambda: children(one))
+    [stopped] = children(one)
+    os.kill(stopped, signal.SIGSTOP)
+    for number in signals:
+        one.send_signal(number)
+        time.sleep(0.5)
+    try:
+        printed = ended(one, 128 + signals[0], 20.0)
+    finally:
+        one.kill()
+    assert "interrupted, 1 job killed before saving; `gpi study run " in printed and not lives(stopped)
+
+
 # --- slow -----------------------------------------------------------------------------------------------------------
 
 

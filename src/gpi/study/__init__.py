@@ -42,7 +42,8 @@ def run(
     options = Options(jobs, cores, only, part, seconds, whole_jobs, dict(environments or {}))
     ended = run_study(study, out, options, quiet=quiet)
     if ended.signal is not None:
-        pass_on(ended.signal, f"interrupted and saved: gpi.study.run(..., {str(out)!r}) goes on")
+        saved = "" if ended.killed else " and saved"
+        pass_on(ended.signal, f"interrupted{saved}: gpi.study.run(..., {str(out)!r}) goes on")
     return ended
 
 
