@@ -291,7 +291,10 @@ def test_a_ray_of_this_machine_survives_its_workers_and_ends_with_its_node(tmp_p
     until(lambda: max(ray_worker.attempt_of(study, one) for one in study.jobs) == 2)
     until(lambda: len(workers(study)) == 2)
     os.kill(pid_of("raylet/raylet", temp), signal.SIGKILL)
-    said = child.communicate(timeout=120)[0]
+    try:
+        said = child.communicate(timeout=120)[0]
+    finally:
+        child.kill()
     assert child.returncode == 9 and "Ray's node on this machine has died, its jobs save and end; `gpi study" in said
     assert f"again  {killed['job']}: killed by SIGKILL\n" in said and "lost with its worker or node" in said
     assert "(raylet)" not in said and "\x1b" not in said
