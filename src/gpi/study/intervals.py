@@ -153,8 +153,8 @@ def cautious_interval(
 
 
 def cells_of(strata: Strata) -> int:
-    """Return how many numbers a statistic of one resample may read: every run, or every pair of runs of a task."""
-    return max(sum(len(x) for x in strata), max(len(x) for x in strata) ** 2)
+    """Return about how many numbers one resample needs: some for every run, and one for every pair of a task's runs."""
+    return max(10 * sum(len(x) for x in strata), max(len(x) for x in strata) ** 2)
 
 
 def draws(strata: Strata, resamples: int, seed: int) -> list[np.ndarray]:
