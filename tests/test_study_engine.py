@@ -213,6 +213,10 @@ def test_a_study_is_run_in_the_main_thread(tmp_path: Path):
     assert "main thread" in str(raised[0])
 
 
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text() if lives(pid) else ""
+
+
 HURRIED = (
     "import sys; from gpi.study.engine import stopping; stopping.SAVING = 1.0; import gpi.cli; sys.exit(gpi.cli.main())"
 )
@@ -224,7 +228,7 @@ def test_jobs_that_do_not_answer_are_killed_and_said_to_be(signals: list[signal.
     words = ["study", "run", str(write_study(tmp_path)), "--out", str(tmp_path / "out"), "--jobs", "1"]
     command = [sys.executable, "-c", HURRIED, *words]
     one = subprocess.Popen(command, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    wait_for(lambda: children(one))
+    wait_for(lambda: any("gpi.cli.child" in command_of(pid) for pid in children(one)))  # a fork would stop its parent
     [stopped] = children(one)
     os.kill(stopped, signal.SIGSTOP)
     for number in signals:
