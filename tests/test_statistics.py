@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy import stats
 
 from gpi.errors import UsageError
 from gpi.rundir.course import course, course_at, window
+from gpi.study import intervals, statistics
 from gpi.study.coverage import CASES, COVERAGE, NAMES, REPETITIONS, coverage
 from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of, t_quantile
 from gpi.study.learning import learning_occurs
@@ -397,3 +399,33 @@ def test_the_best_of_three_equal_arms_is_optimistic_as_the_docstring_says():
     draws = np.random.default_rng(0).normal(size=(20_000, 9, 5)).mean(axis=-1)
     assert draws[:, :3].max(axis=1).mean() == pytest.approx(0.38, abs=0.01)
     assert draws.max(axis=1).mean() == pytest.approx(0.66, abs=0.01)
+
+
+# --- many seeds -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_calculated_in_parts_is_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch):
+    scores, others, taus = some(3, 11), some(3, 11, seed=1), np.linspace(0, 1000, 7)
+
+    def all_of_it() -> list[np.ndarray]:
+        several = [aggregate(name, scores) for name in AGGREGATES]
+        several += [probability_of_improvement(scores, others), performance_profile(scores, taus)]
+        several.append(cautious_interval(mean, strata_of(scores)))
+        return [np.asarray(part) for one in several for part in one] + [
+            np.array(permutation_p(scores["task-0"], others["task-0"]))
+        ]
+
+    whole = all_of_it()
+    for module in (intervals, statistics):
+        monkeypatch.setattr(module, "AT_ONCE", 40_000)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, all_of_it(), strict=True))
+
+
+def test_a_comparison_of_a_thousand_seeds_needs_little_memory():
+    x, y = ({"a": np.random.default_rng(i).normal(size=1_000)} for i in (0, 1))
+    tracemalloc.start()
+    found = probability_of_improvement(x, y)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 600e6, "pairs of all resamples would be 32 GB"
+    assert 0.4 < found.low < found.estimate < found.high < 0.6

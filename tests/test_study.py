@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from gpi import cli
@@ -13,7 +14,9 @@ from gpi.envs import dmc
 from gpi.errors import GpiError, UsageError
 from gpi.study.definition import TASK_GROUPS, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
+from gpi.study.reporting import report_on
 from gpi.study.sparsity import measured, random_returns, sample, sparsity, sparsity_of
+from made_runs import job, make_study
 
 GOOD = 'tasks = ["cheetah-run"]\nsteps = 2_000\n[[grid]]\nalgorithm = "ppo"\n'
 
@@ -82,7 +85,8 @@ def test_own_environments_are_named_on_the_command_line_only(tmp_path: Path):
     text = GOOD.replace("cheetah-run", "mine")
     study = study_of(tmp_path, text, mine="my_module:MyEnv-v0")
     assert study.jobs[0].name == "mine/ppo/seeds-0-4" and study.jobs[0].config.task == "my_module:MyEnv-v0"
-    with pytest.raises(UsageError, match=r"mine\.toml:1: unknown task 'mine'"):
+    line = r"mine\.toml:1: unknown task 'mine': it must be .* tasks or a Gymnasium id; .*, add --env mine=MODULE:ID$"
+    with pytest.raises(UsageError, match=line):
         study_of(tmp_path, text)
     with pytest.raises(UsageError, match=r"mine\.toml:1: 'os:system' is your own code .* --env mine=os:system"):
         study_of(tmp_path, GOOD.replace("cheetah-run", "os:system"))
@@ -165,6 +169,22 @@ def test_other_tasks_are_measured_once_and_nobodys_code_is_started(tmp_path: Pat
     (tmp_path / "random-policy.json").write_text("{}")
     assert sparsity_of(["CartPole-v1"], tmp_path, lines.append, samples=2_000)["CartPole-v1"] == found["CartPole-v1"]
     assert len(lines) == 1, "a damaged cache is measured again"
+
+
+def test_a_report_survives_what_it_only_adds(tmp_path: Path):
+    """An environment that cannot be made here, one that nobody knows, and a directory that cannot be written."""
+    gymnasium.register("Lacking-v0", "no_such_module:Lacking")
+    lines: list[str] = []
+    (tmp_path / "file").write_text("in the way")
+    names = ["Lacking-v0", "CartPole-v1", "mine"]
+    found = sparsity_of(names, tmp_path / "file", lines.append, samples=2_000)
+    assert list(found) == ["CartPole-v1"] and lines[1].startswith("Lacking-v0: its random policy cannot be measured: ")
+    assert lines[-1].endswith("nobody knows it here; if it is your own, add --env mine=MODULE:ID")
+    found = sparsity_of(names[2:], None, lines.append, {"mine": "envs_own:OwnWalk-v0"}, samples=2_000)
+    assert found["mine"] == sample("envs_own:OwnWalk-v0", 2_000)
+    study = make_study(tmp_path / "a", job(task="CartPole-v1"))
+    (study.path / "cache").write_text("in the way")
+    assert report_on(study.path, say=lines.append).sections
 
 
 @pytest.mark.slow

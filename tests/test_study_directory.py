@@ -10,6 +10,7 @@ from gpi.config import Config
 from gpi.errors import FileError, UsageError
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, steps_taken, write_study
+from gpi.study.engine.begin import Options, begin
 
 LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": ""}, {"envpool": "1.2.5"})
 
@@ -23,6 +24,26 @@ def test_a_directory_says_what_was_written(tmp_path: Path):
     study = StudyDir(tmp_path / "a", "quick", LAYOUT, load_study("quick").jobs)
     write_study(study)
     assert open_study(tmp_path / "a") == study
+
+
+def test_a_damaged_study_json_is_named_and_written_again(tmp_path: Path):
+    before = begin(load_study("quick"), tmp_path / "a", Options())
+    (tmp_path / "a" / "runs").mkdir()
+    (tmp_path / "a" / FILE).write_text('{"format": ')
+    with pytest.raises(FileError, match=r"^\S+/a: study\.json cannot be parsed .*; restore it, or remove it and go on"):
+        begin(load_study("quick"), tmp_path / "a", Options())
+    (tmp_path / "a" / FILE).unlink()
+    assert begin(load_study("quick"), tmp_path / "a", Options()) == before
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    (Options(cores=0), "--cores 0 must be from 1"), (Options(only="nosuch"), "--only nosuch matches no job"),
+    (Options(jobs=0), "--jobs 0 must be at least 1"),
+])  # fmt: skip
+def test_a_wrong_word_leaves_no_directory(options: Options, line: str, tmp_path: Path):
+    with pytest.raises(UsageError, match=line):
+        begin(load_study("quick"), tmp_path / "new" / "a", options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_of_own_environments_stay_names(tmp_path: Path):

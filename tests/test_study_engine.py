@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -184,7 +185,8 @@ def test_jobs_end_with_a_runner_that_is_killed_or_whose_time_is_up(tmp_path: Pat
     start = time.monotonic()
     printed = ended(runner(study, out, "--for", "5s", "--shard", "1/2"), 9)
     assert time.monotonic() - start < 5.0 + 8.0
-    assert f"time is up, all saved; `gpi study run {study} --out {out}` goes on" in printed
+    how = r"time is up, (all saved|\d jobs? killed before saving); "  # five seconds are short for a start
+    assert re.search(how + re.escape(f"`gpi study run {study} --out {out}` goes on"), printed)
     assert "0 of 2 jobs done" in printed
 
 
@@ -209,6 +211,34 @@ def test_a_study_is_run_in_the_main_thread(tmp_path: Path):
     thread.start()
     thread.join()
     assert "main thread" in str(raised[0])
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text() if lives(pid) else ""
+
+
+HURRIED = (
+    "import sys; from gpi.study.engine import stopping; stopping.SAVING = 1.0; import gpi.cli; sys.exit(gpi.cli.main())"
+)
+
+
+@engine_group
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=["SIGTERM", "SIGINT twice"])
+def test_jobs_that_do_not_answer_are_killed_and_said_to_be(signals: list[signal.Signals], tmp_path: Path):
+    words = ["study", "run", str(write_study(tmp_path)), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    command = [sys.executable, "-c", HURRIED, *words]
+    one = subprocess.Popen(command, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for(lambda: any("gpi.cli.child" in command_of(pid) for pid in children(one)))  # a fork would stop its parent
+    [stopped] = children(one)
+    os.kill(stopped, signal.SIGSTOP)
+    for number in signals:
+        one.send_signal(number)
+        time.sleep(0.5)
+    try:
+        printed = ended(one, 128 + signals[0], 20.0)
+    finally:
+        one.kill()
+    assert "interrupted, 1 job killed before saving; `gpi study run " in printed and not lives(stopped)
 
 
 # --- slow -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gpi
 import hostile
 from gpi import cli
 from gpi.config import Config
@@ -347,6 +348,22 @@ def test_forged_runs_are_refused(name: str, content: object, tmp_path: Path):
     with pytest.raises(GpiError) as error:
         merge(tmp_path / "d", [tmp_path / "run"])
     assert "\n" not in str(error.value) and len(str(error.value)) < 600 and not (tmp_path / "d").exists()
+
+
+def test_a_pack_is_loaded_as_it_is(tmp_path: Path):
+    study = make_study(tmp_path / "a", job(), job(arm="trpo"))
+    write_pack(tmp_path / "p.safetensors", gathered(study.path))
+    found = gpi.study.load(tmp_path / "p.safetensors")
+    assert same(list(found.runs), gathered(study.path)) and set(found.finals) == {"ppo", "trpo"}
+
+
+def test_what_is_no_pack_is_said_to_be_none(tmp_path: Path):
+    (tmp_path / "keep8.toml").write_text('tasks = ["cheetah-run"]\n' * 20)
+    write_pack(tmp_path / "p.safetensors", gathered(make_study(tmp_path / "a", job()).path))
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "p.safetensors").read_bytes()[:500])
+    for name in ("keep8.toml", "cut.safetensors"):
+        with pytest.raises(FileError, match=rf"^pack \S+/{name}: it is not a pack, or only a part of one: "):
+            merge(tmp_path / "d", [tmp_path / name])
 
 
 def test_a_hostile_pack_in_a_study_is_refused_by_name(tmp_path: Path):

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import zlib
@@ -22,11 +23,21 @@ from gpi.errors import DiskError, UsageError
 from gpi.rundir.lock import hold
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import Failure, Layout, StudyDir, is_done, read_failure, write_failure, write_study
-from gpi.study.engine import begin, loop, machine_layout, screen
+from gpi.study.engine import begin, loop, machine_layout, screen, stopping
 from gpi.study.engine.begin import Options, matching, shard_of
 from gpi.study.engine.compile_cache import CompileCache
 from gpi.study.engine.gpus import Gpu, gpus, has_plugin, sharing
-from gpi.study.engine.jobs import KILLS, RETRIES, arguments, command, environment, last_line, outcome
+from gpi.study.engine.jobs import (
+    BUSY,
+    BUSY_SECONDS,
+    KILLS,
+    RETRIES,
+    arguments,
+    command,
+    environment,
+    last_line,
+    outcome,
+)
 from gpi.study.engine.locks import Shard, mount_of, read_shard, require_locks, take
 from gpi.study.engine.programs import Compiled, program_of
 from gpi.study.engine.queue import Running, Waiting, next_gpu
@@ -533,6 +544,29 @@ def test_time_is_up_early_enough_to_save():
     assert stop.now
 
 
+def test_a_signal_that_nobody_repeats_ends_jobs_that_do_not_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stopping, "SAVING", -1.0)
+    stop = Stop()
+    stop(signal.SIGINT, None)
+    assert not stop.now, "who pressed Ctrl-C may press it again"
+    stop = Stop()
+    stop(signal.SIGTERM, None)
+    assert stop.now
+
+
+def test_a_run_that_another_process_saves_is_waited_for_in_silence(tmp_path: Path):
+    one = job()
+    found = engine_of(tmp_path, one)
+    found.study.log(one).parent.mkdir(parents=True)
+    found.study.log(one).write_text("gpi: runs/x is in use by process 7; wait until it ends, or stop it\n")
+    for number in range(1, 8):
+        [waiting] = found.waiting
+        found.waiting.clear()
+        found._end(Running(waiting, None, 0, "", 0.0, None, 0, 0), BUSY)  # type: ignore[arg-type]
+        said = found.screen.stream.getvalue()  # type: ignore[attr-defined]
+        assert said.count("is in use by process 7") == (number * BUSY_SECONDS >= SAVING)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("25m", 1500), ("1h30m", 5400), ("0.5h", 1800)])
 def test_times_are_read_with_their_units(text: str, seconds: float):
     assert duration(text) == seconds
@@ -579,6 +613,8 @@ def test_the_end_says_what_is_done_what_is_not_and_what_is_next():
         "3 of 5 jobs done; 1:30, 9,000 steps, 100 steps/s", "set aside: a/b/c: gpi: no",
         "time is up, all saved; `gpi study run quick --out d` goes on", "next: gpi study report d",
     ]  # fmt: skip
+    killed = summary(ended._replace(signal=2, killed=1), "gpi study run quick --out d")
+    assert killed[2] == "interrupted, 1 job killed before saving; `gpi study run quick --out d` goes on"
 
 
 # --- the compilation cache ------------------------------------------------------------------------------------------

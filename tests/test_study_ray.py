@@ -1,5 +1,6 @@
 """Studies on Ray: the same results as on this machine, after lost workers and nodes too; and who may not use it."""
 
+import importlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from gpi import cli
 from gpi.errors import UsageError
 from gpi.study.directory import Layout, StudyDir, open_study, write_study
 from gpi.study.engine import ray_cluster, ray_worker
+from gpi.study.engine.locks import take
 from gpi.study.engine.ray_cluster import Node, Where, gpu_share, require_address, require_usable, slots
 from gpi.study.engine.runners import read_runners, runner_file
 from made_runs import LAYOUT, job, make_run, make_study
@@ -192,6 +194,27 @@ def test_without_ray_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch):
         ray_cluster.imported()
 
 
+def test_rays_own_lines_stay_out_of_the_output(capsys: pytest.CaptureFixture[str]):
+    ray_cluster.imported()
+    worker = importlib.import_module("ray._private.worker")
+    worker.print_to_stdstream({"lines": ["died"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_directories_of_clusters_whose_runner_was_killed_are_removed(tmp_path: Path):
+    for name in ("gpi-ray-lives", "gpi-ray-dead", "gpi-ray-begins", "another"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "token").write_text("secret")
+    (tmp_path / "gpi-ray-link").symlink_to(tmp_path / "another")
+    held = [take(tmp_path / name / ray_cluster.OWNER) for name in ("gpi-ray-lives", "gpi-ray-dead", "another")]
+    for fd in held[1:]:
+        assert fd is not None
+        os.close(fd)  # as the kernel does for a process that is killed
+    ray_cluster.remove_dead(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"gpi-ray-lives", "gpi-ray-begins", "gpi-ray-link", "another"}
+    os.close(held[0])  # type: ignore[arg-type]
+
+
 CPU = Layout("cpu", 4, {}, {})
 GPU = Layout("gpu", 1, {}, {})
 
@@ -242,6 +265,42 @@ def test_a_node_with_other_versions_leaves_the_job_alone(tmp_path: Path, monkeyp
     found = json.loads(ray_worker.run_job(json.dumps(order)))
     assert found["misplaced"] and found["code"] == 4 and "this study has envpool 9.9" in found["line"]
     assert not study.run(study.jobs[0]).exists()
+
+
+def pid_of(command: str, directory: Path) -> int:
+    """Return the process of Ray whose program is this and that works in a directory."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace")
+            if words.partition("\0")[0].endswith(command) and str(directory) in words:
+                return int(path.parent.name)
+    raise AssertionError(command)
+
+
+@pytest.mark.slow
+def test_a_ray_of_this_machine_survives_its_workers_and_ends_with_its_node(tmp_path: Path):
+    out, file = tmp_path / "a", study_file(tmp_path / "tiny.toml", 1_000_000, "ppo", "geppo")
+    temp = Path(tempfile.mkdtemp(prefix="r-"))
+    child = start(file, "--out", str(out), "--engine", "ray", TMPDIR=str(temp))
+    until(lambda: (out / "study.json").exists() and len(workers(open_study(out))) == 2)
+    study = open_study(out)
+    killed = next(one for runner in read_runners(out) for one in runner.get("running", []))
+    os.kill(killed["pid"], signal.SIGKILL)
+    until(lambda: len([name for name in workers(study).values() if name != killed["job"]]) == 1)
+    os.kill(next(pid for pid, name in workers(study).items() if name != killed["job"]), signal.SIGKILL)
+    until(lambda: max(ray_worker.attempt_of(study, one) for one in study.jobs) == 2)
+    until(lambda: len(workers(study)) == 2)
+    os.kill(pid_of("raylet/raylet", temp), signal.SIGKILL)
+    try:
+        said = child.communicate(timeout=120)[0]
+    finally:
+        child.kill()
+    assert child.returncode == 9 and "Ray's node on this machine has died, its jobs save and end; `gpi study" in said
+    assert f"again  {killed['job']}: killed by SIGKILL\n" in said and "lost with its worker or node" in said
+    assert "(raylet)" not in said and "\x1b" not in said
+    no_orphans(out)
+    assert all(list(study.run(one).glob("ckpt-*")) for one in study.jobs)
+    temp.rmdir()
 
 
 # --- a cluster of three nodes ---------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ from gpi.config import Config
 from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.report.blocks import Chart, Report, Section, Table
+from gpi.report.page import page
 from gpi.rundir.course import BIN
 from gpi.study.claims import MISSING
 from gpi.study.contents import report_of
 from gpi.study.definition import Job, load_study
 from gpi.study.frame import arm_of, results_of
 from gpi.study.learning import RandomPolicy
+from gpi.study.limits import RETURN
 from gpi.study.results import Result, read_pack
 from gpi.study.sections.missing import command_of
 from gpi.study.statistics import AGGREGATES, aggregate
@@ -402,7 +404,7 @@ def test_nothing_is_one_line():
 
 
 @pytest.mark.parametrize(
-    "case", ["one seed", "one arm", "own task", "two unrelated", "unfinished", "silent", "odd names"]
+    "case", ["one seed", "one arm", "own task", "two unrelated", "unfinished", "silent", "odd names", "largest"]
 )
 def test_any_study_has_a_report(case: str):
     one = made("cheetah-run", "ppo", [3.0])
@@ -413,10 +415,12 @@ def test_any_study_has_a_report(case: str):
         "two unrelated": [made("cheetah-run", "ppo", [3.0, 4.0], lr=1e-3), made("cheetah-run", "gevmpo", [5.0, 8.0])],
         "unfinished": [changed(made("cheetah-run", a, [3, 4]), steps=(5, 5), complete=False) for a in ("ppo", "geppo")],
         "silent": [changed(one, final=np.array([np.nan]), curve=np.zeros((1, 100, 3), np.float32))],
+        "largest": [made("cheetah-run", a, [RETURN, -RETURN, 5.0]) for a in ("ppo", "geppo")],
         "odd names": [made(task, "ppo", [3.0, 4.0]) for task in ("a/b", "a b", "a:b", "../..", "é", "<script>")],
     }[case]  # fmt: skip
     found = report_of(runs)
     check(found)
+    assert page(found)
     names = {part.name for part in found.sections}
     assert {"curves", "lost", "coverage", "missing"} <= names
     if case == "two unrelated":

@@ -128,6 +128,58 @@ def test_a_forged_description_is_refused(forge: dict[str, object], cut: list[Pat
         parse_pack(forged)
 
 
+ESCAPE = "\x1b]0;OWNED\x07\x1b[31mred\r\x1b[2K"
+
+
+@pytest.mark.parametrize(("fields", "line"), [
+    ({"kappa": -1.0}, "kappa = -1.0 must be in [0, 1]"), ({"B": 0}, "B = 0 must be at least 1"),
+    ({"B": 10**300}, "must be at most 1e+30"), ({"n": -5}, "n = -5 must be"), ({"gamma": 2.0}, "gamma = 2.0 must be"),
+    ({"hidden": (64,) * 100_000}, "a setting has 100,000 values"), ({"trust": "<b>x</b>"}, "must be one of paper"),
+    ({"trust": ESCAPE}, "all of them printable"), ({"task": ESCAPE}, "all of them printable"),
+    ({"task": "\u202egnir"}, "all of them printable"), ({"task": "x" * 200_000}, "at most 200 letters"),
+    ({"seed": 2**21}, "seed = 2097152 must be"), ({"lr": 1e300}, "must be at most 1e+30"),
+    ({"final": np.full(5, 1.7e308)}, "returns must be within"),
+    ({"final": np.full(5, -1e160)}, "returns must be within"),
+    ({"curve": np.zeros((5, 0, 3), np.float32)}, "its curve has 0 bins, its steps make 101"),
+    ({"curve": np.full((5, 101, 3), -1.0, np.float32)}, "counts episodes"),
+    ({"curve": np.full((5, 101, 3), 0.5, np.float32)}, "counts episodes"),
+    ({"curve": np.full((5, 101, 3), [1.0, 1e20, 0.0], np.float32)}, "returns must be within"),
+    ({"curve": np.full((5, 101, 3), [1.0, 1.0, -1.0], np.float32)}, "squares positive"),
+    ({"audit": {}}, "its audit says 'updates' = None"), ({"audit": {"updates": "<b>"}}, "'updates' = '<b>'"),
+    ({"audit": {"updates": 3, "kl_violations": -1}}, "'kl_violations' = -1"),
+    ({"audit": {"updates": 3, "worst": {"kl": {"ratio": 10**400}}}}, "must be at most 1e+30"),
+    ({"versions": {"envpool": ESCAPE}}, "all of them printable"),
+    ({"versions": {ESCAPE: "1"}}, "all of them printable"),
+    ({"devices": ("x",) * 2_000}, "at most 1,000 are taken"), ({"devices": (ESCAPE,)}, "all of them printable"),
+], ids=lambda x: str(x)[:40])  # fmt: skip
+def test_a_pack_holds_nothing_that_breaks_a_report_or_a_terminal(
+    fields: dict[str, object], line: str, cut: list[Path], tmp_path: Path
+):
+    write_pack(tmp_path / "p.safetensors", [changed(read_result(cut[0]), **fields)])
+    with pytest.raises(FileError, match=r"^pack .*: result 0 cannot be used: ") as error:
+        read_pack(tmp_path / "p.safetensors")
+    said = str(error.value)
+    assert line in said and said.isprintable() and len(said) < 400 + len(str(tmp_path)), said
+
+
+def test_seeds_are_as_many_as_a_report_can_compare(cut: list[Path], monkeypatch: pytest.MonkeyPatch):
+    one = read_result(cut[0])
+
+    def seeds(number: int, first: int = 0) -> Result:
+        arrays = {name: np.repeat(getattr(one, name)[:1], number, axis=0) for name in ("curve", "final")}
+        config = dataclasses.replace(one.config, seed=first, seeds=number)
+        return dataclasses.replace(one, config=config, steps=one.steps[:1] * number, **arrays)
+
+    assert len(parse_pack(encode_pack([seeds(1_000), seeds(1_000, 1_000)]))) == 2
+    with pytest.raises(FileError, match="it has 1,001 seeds, at most 1,000 are taken"):
+        parse_pack(encode_pack([seeds(1_001)]))
+    with pytest.raises(UsageError, match=r"pendulum-swingup, ppo has 2,000 seeds, at most 1,000 are compared"):
+        merged([seeds(1_000)], [seeds(1_000, 1_000)])
+    monkeypatch.setattr(results, "ALL_SEEDS", 1_999)
+    with pytest.raises(FileError, match="it has 2,000 seeds, at most 1,999 are taken"):
+        parse_pack(encode_pack([seeds(1_000), seeds(1_000, 1_000)]))
+
+
 def test_hostile_headers_are_refused(tmp_path: Path):
     path = tmp_path / "p.safetensors"
     texts = {name: name * 3 for name in ("dtype", "shape", "data_offsets")}

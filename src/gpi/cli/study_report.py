@@ -38,7 +38,7 @@ def run_report(parsed: argparse.Namespace) -> int:
     from gpi.study.reporting import report_on
 
     out = parsed.out or parsed.dir / "report"
-    report = report_on(parsed.dir, parsed.title, own=named(parsed.env).values(), say=tell, quiet=False)
+    report = report_on(parsed.dir, parsed.title, own=named(parsed.env), say=tell, quiet=False)
     paths = write_report(report, out)
     pictures, tables = (sum(path.suffix == suffix for path in paths) for suffix in (".png", ".csv"))
     print(f"{paths[0]}: {pictures} figures and {tables} tables are files beside it")

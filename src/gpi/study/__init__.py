@@ -42,12 +42,13 @@ def run(
     options = Options(jobs, cores, only, part, seconds, whole_jobs, dict(environments or {}))
     ended = run_study(study, out, options, quiet=quiet)
     if ended.signal is not None:
-        pass_on(ended.signal, f"interrupted and saved: gpi.study.run(..., {str(out)!r}) goes on")
+        saved = "" if ended.killed else " and saved"
+        pass_on(ended.signal, f"interrupted{saved}: gpi.study.run(..., {str(out)!r}) goes on")
     return ended
 
 
 def load(directory: str | Path) -> Results:
-    """Return all results of a study's directory, or of any directory of runs, as arrays for plots of your own.
+    """Return all results of a study's directory, of a pack, or of any runs, as arrays for plots of your own.
 
     `results.finals[arm][task]` are the final performances of the seeds, `results.curves(task, arm)` their learning
     curves, `results.to_pandas()` one row for every seed. Unfinished runs are marked, and not among the finals.

@@ -209,5 +209,7 @@ def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: A
             return resolve(decided(Config(task=task, **common, **arm.settings))).config
         except UsageError as error:
             if str(error).startswith("unknown task"):
-                raise UsageError(f"{document.where('tasks')}: {error}") from error
+                line = str(error).replace(", a Gymnasium id or module:id", " or a Gymnasium id")  # a file names no code
+                remedy = f"if it is your own environment, add --env {task}=MODULE:ID"
+                raise UsageError(f"{document.where('tasks')}: {line}; {remedy}") from error
             raise

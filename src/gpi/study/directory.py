@@ -86,7 +86,11 @@ def open_study(path: Path) -> StudyDir:
     """Read the directory of a study; names of the user's own environments stay names, no code is imported."""
     if not (path / FILE).exists():
         raise UsageError(f"{path} is no study's directory; begin one with `gpi study run STUDY --out {path}`")
-    about = files.parse_json(files.read(path, FILE, files.JSON_LIMIT), FILE)
+    try:
+        about = files.parse_json(files.read(path, FILE, files.JSON_LIMIT), FILE)
+    except FileError as error:
+        remedy = "restore it, or remove it and go on with gpi study run, which writes it again"
+        raise FileError(f"{path}: {error}; {remedy}") from error
     if about.get("format") != FORMAT:
         raise FileError(f"{path / FILE} is not of this version (expected {FORMAT}, found {about.get('format')!r})")
     try:

@@ -23,11 +23,15 @@ PACK_RESULTS = 1000  # in one file: its header has a limit
 
 
 def gathered(directory: str | Path, *, unfinished: bool = False, quiet: bool = True) -> list[Result]:
-    """Return all results of a study's directory, or of a tree of run directories, each once.
+    """Return all results of a study's directory, of a tree of run directories, or of a pack or an archive, each once.
 
     Runs that are not complete are left out unless `unfinished`. Two different results of one seed are refused.
     """
-    several = placed(Path(directory), unfinished=unfinished, quiet=quiet)
+    path = Path(directory)
+    if path.is_file():
+        several = [one for one in read_source(path) if one.result.complete or unfinished]
+    else:
+        several = placed(path, unfinished=unfinished, quiet=quiet)
     return merged(*([one.result] for one in several), places=[one.place for one in several])
 
 

@@ -32,6 +32,8 @@ Strata = Sequence[np.ndarray]
 Statistic = Callable[[Strata], np.ndarray]
 
 RESAMPLES = 4_000
+FEWEST = 100  # resamples, of however many seeds
+CELLS, AT_ONCE = 200_000_000, 20_000_000  # numbers that statistics of all resamples may read, and of those in memory
 LEVEL = 0.95
 WHOLE = (-math.inf, math.inf)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -112,15 +114,14 @@ def interval(
 
     Each resample draws every task's seeds anew, with replacement, from that task's seeds. The same `seed` draws the
     same, so that intervals can be repeated. `bounds` are the smallest and the largest value that the statistic can
-    have, `least` is the least standard error to believe (`least_of_shares`).
+    have, `least` is the least standard error to believe (`least_of_shares`). Of hundreds of seeds fewer resamples do.
     """
     estimate = np.asarray(statistic(strata), np.float64)
     if min(len(x) for x in strata) < 2:
         unknown = np.full(estimate.shape, np.nan)
         return Interval(estimate, unknown, unknown)
-    rng = np.random.default_rng(seed)
-    drawn = [rng.integers(0, len(x), (resamples, len(x))) for x in strata]
-    resampled = np.asarray(statistic([x[places] for x, places in zip(strata, drawn, strict=True)]), np.float64)
+    drawn = draws(strata, resamples, seed)
+    resampled = of_draws(statistic, strata, drawn)
     spread, freedom = spread_of(resampled, drawn)
     freedom = np.where(spread < least, min(len(x) for x in strata) - 1.0, freedom)
     reach = t_quantile((1.0 + level) / 2, freedom) * np.maximum(spread, least)
@@ -144,12 +145,32 @@ def cautious_interval(
     first = interval(statistic, strata, level, resamples, seed, bounds)
     if min(len(x) for x in strata) < 2:
         return first
-    rng = np.random.default_rng(seed)
     widened = [x.mean() + (x - x.mean()) * math.sqrt(len(x) / (len(x) - 1)) for x in strata]
-    drawn = [x[rng.integers(0, len(x), (resamples, len(x)))] for x in widened]
-    low, high = np.percentile(statistic(drawn), [50.0 - 50.0 * level, 50.0 + 50.0 * level], axis=0)
+    values = of_draws(statistic, widened, draws(widened, resamples, seed))
+    low, high = np.percentile(values, [50.0 - 50.0 * level, 50.0 + 50.0 * level], axis=0)
     low, high = np.minimum(first.low, low), np.maximum(first.high, high)
     return Interval(first.estimate, np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
+
+
+def cells_of(strata: Strata) -> int:
+    """Return about how many numbers one resample needs: some for every run, and one for every pair of a task's runs."""
+    return max(10 * sum(len(x) for x in strata), max(len(x) for x in strata) ** 2)
+
+
+def draws(strata: Strata, resamples: int, seed: int) -> list[np.ndarray]:
+    """Return the seeds that each resample draws, by their places, for each task `[resamples, seeds]`."""
+    rng, number = np.random.default_rng(seed), min(resamples, max(FEWEST, CELLS // cells_of(strata)))
+    return [rng.integers(0, len(x), (number, len(x))) for x in strata]
+
+
+def of_draws(statistic: Statistic, strata: Strata, drawn: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the statistic of each resample, of as many at once as memory allows."""
+    step = max(1, AT_ONCE // cells_of(strata))
+    parts = [
+        statistic([x[places[first : first + step]] for x, places in zip(strata, drawn, strict=True)])
+        for first in range(0, len(drawn[0]), step)
+    ]
+    return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
 def least_of_shares(strata: Strata, tasks: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from gpi.report.blocks import Report
@@ -14,15 +15,16 @@ from gpi.study.sparsity import sparsity_of
 
 
 def report_on(
-    directory: Path, title: str = "", own: Collection[str] = (), say: Callable[[str], object] = print, *,
+    directory: Path, title: str = "", own: Mapping[str, str] | None = None, say: Callable[[str], object] = print, *,
     quiet: bool = True,
 ) -> Report:  # fmt: skip
     """Return the report on a study's directory, or on any directory of runs."""
     study = open_study(directory) if (directory / FILE).exists() else None
     results = results_of(gathered(directory, unfinished=True, quiet=quiet))
     cache = directory / CACHE if study or (directory / "packs").is_dir() else None
-    if cache:
-        cache.mkdir(exist_ok=True)
+    with suppress(OSError):  # it only saves time
+        if cache:
+            cache.mkdir(exist_ok=True)
     random = sparsity_of(results.tasks, cache, say, own)
     name = title or (study.name if study else directory.absolute().name)
     again = f"gpi study run {study.name} --out {directory}" if study else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from gpi.rundir.done import read_done
 from gpi.rundir.resume import FREE
 from gpi.rundir.run import Run, final_performance, open_run
 from gpi.standalone import Facts
+from gpi.study.limits import ALL_SEEDS, SEEDS, require_plain
 
 FORMAT, FIRST = "gpi-study-2", "gpi-study-1"  # the first did not say how TV was estimated
 SIZE_LIMIT = 1 << 28
@@ -128,7 +130,10 @@ def encode_pack(results: Sequence[Result], form: str = FORMAT) -> bytes:
 
 def parse_pack(data: bytes) -> list[Result]:
     """Return the results in the bytes of a pack, all of them checked; raise FileError otherwise."""
-    arrays, metadata = files.decode(data)
+    try:
+        arrays, metadata = files.decode(data)
+    except FileError as error:
+        raise FileError(f"it is not a pack, or only a part of one: {error}") from error
     found = files.parse_json(metadata.get("gpi", "{}").encode(), "the description")
     form = found.get("format")
     if form not in (FORMAT, FIRST):
@@ -138,6 +143,8 @@ def parse_pack(data: bytes) -> list[Result]:
     ]:
         raise FileError(f"other arrays than a pack's (found {files.shown(list(arrays)[:4])})")
     results = [result_in(arrays, number) for number in range(len(arrays) // 3)]
+    if (seeds := sum(one.config.seeds for one in results)) > ALL_SEEDS:
+        raise FileError(f"it has {seeds:,} seeds, at most {ALL_SEEDS:,} are taken; make several packs")
     if encode_pack(results, form) != data:
         raise FileError("damaged (expected the hash of its own content, found another)")
     return results
@@ -153,7 +160,7 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
         config, steps = config_of(facts["config"]), facts["steps"]
         texts = (*facts["devices"], *facts["versions"].values())
         if config.algorithm not in ALGORITHMS or not 1 <= config.seeds <= MAX_SEED or not 0 <= config.seed <= MAX_SEED:
-            raise FileError(f"{config.algorithm!r} with {config.seeds} seeds is no run")
+            raise FileError(f"{files.shown(config.algorithm)} with {files.shown(config.seeds)} seeds is no run")
         if not all(type(count) is int and 0 <= count < 2**53 for count in steps) or not all(
             isinstance(text, str) for text in texts
         ):
@@ -163,12 +170,16 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
         fine = curve.dtype == np.float32 and final.dtype == np.float64 and curve.shape[1:2] <= (BINS_LIMIT,)
         if shapes != expected or not fine or not np.isfinite(curve).all() or np.isinf(final).any():
             raise FileError(f"its arrays do not fit (expected {expected}, found {shapes})")
-        return Result(
+        found = Result(
             config, tuple(steps), curve, final, {"estimate": first_estimate(facts["audit"])} | facts["audit"],
             facts["versions"], tuple(facts["devices"]),
             facts["complete"] is True,
         )  # fmt: skip
-    except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
+        require_plain(found)
+        return found
+    except UsageError as error:
+        raise FileError(f"result {number} cannot be used: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"result {number} cannot be used: {type(error).__name__} {error}") from error
 
 
@@ -203,6 +214,7 @@ def merged(*several: Iterable[Result], places: Sequence[str] = ()) -> list[Resul
     kept: list[Placed] = []
     owners: dict[tuple[str, int], int] = {}
     simulators: dict[str, Placed] = {}
+    seeds: Counter[str] = Counter()
     for results, place in zip(several, [*places, *[""] * (len(several) - len(places))], strict=True):
         for result in results:
             new, key = Placed(result, place), result.key
@@ -211,6 +223,10 @@ def merged(*several: Iterable[Result], places: Sequence[str] = ()) -> list[Resul
             if not known:
                 owners |= {(key, seed): len(kept) for seed in result.seeds}
                 kept.append(new)
+                seeds[key] += len(result.seeds)
+                if seeds[key] > SEEDS:
+                    name = f"{result.config.short_task}, {result.config.algorithm}"
+                    raise UsageError(f"{name} has {seeds[key]:,} seeds, at most {SEEDS:,} are compared; leave some out")
                 continue
             [number, *others] = known
             old = kept[number]

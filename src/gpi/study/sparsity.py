@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from gpi import files
 from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
-from gpi.errors import FileError, UsageError
+from gpi.errors import FileError, GpiError
 from gpi.standalone import Facts
 from gpi.study.learning import RandomPolicy
 
@@ -78,14 +79,16 @@ def sparsity_of(
     names: Iterable[str],
     cache: Path | None = None,
     say: Callable[[str], object] = print,
-    own: Collection[str] = (),
+    own: Mapping[str, str] | None = None,
     samples: int = SAMPLES,
 ) -> dict[str, RandomPolicy]:
     """Return what a random policy meets on tasks: known for the 28, else read from a cache, or measured and kept there.
 
-    A task that is code of the user's is measured only if `own` has it, as results may come from a file of somebody
-    else's. Tasks that cannot be measured are left out, with a line that says so. `say` also gets the progress.
+    A task that is code of the user's is measured only if `own` has it, by its name in the study, as results may come
+    from a file of somebody else's. Tasks that cannot be measured are left out, with a line that says so. `say` also
+    gets the progress.
     """
+    own = own or {}
     known = random_returns()
     kept = read_cache(cache, samples)
     found: dict[str, RandomPolicy] = {}
@@ -93,17 +96,20 @@ def sparsity_of(
         if one := known.get(task) or kept.get(task):
             found[task] = one
             continue
-        if ":" in task and task not in own:
-            say(f"{task}: its random policy is not measured, as no file may start your code; name it with --env")
+        if ":" in task and task not in own.values():
+            say(f"{task}: its random policy is not measured, as no file may start your code; add --env mine={task}")
             continue
         say(f"{task}: {samples:,} samples of a random policy ...")
         try:
-            found[task] = kept[task] = sample(task, samples)
-        except UsageError as error:
-            say(f"{task}: its random policy cannot be measured: {error}")
+            found[task] = kept[task] = sample(own.get(task, task), samples)
+        except GpiError as error:  # of another machine's results the environment may be missing here
+            unknown = str(error).startswith("unknown task")
+            why = f"nobody knows it here; if it is your own, add --env {task}=MODULE:ID" if unknown else error
+            say(f"{task}: its random policy cannot be measured: {why}")
             continue
-        if cache is not None:
-            files.write(cache / CACHED, encode(kept, samples))
+        with suppress(GpiError):  # it only saves time
+            if cache is not None:
+                files.write(cache / CACHED, encode(kept, samples))
     return found
 
 

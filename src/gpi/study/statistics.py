@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from gpi.errors import UsageError
 from gpi.study.intervals import (
+    AT_ONCE,
     LEVEL,
     WHOLE,
     Interval,
@@ -187,15 +188,21 @@ def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
     random ones.
     """
     pooled = np.concatenate([x, y])
-    places = splits(len(x), len(y))
-    exact = places is not None
-    if places is None:
-        orders = np.random.default_rng(0).random((RANDOM_SPLITS, len(pooled)))
-        places = np.argpartition(orders, len(x) - 1, axis=1)[:, : len(x)]
-    # A split's difference of means is linear in the sum of its first group; equal ones may differ in their last bits.
-    gaps = np.abs(pooled[places].sum(axis=1) / len(x) - (pooled.sum() - pooled[places].sum(axis=1)) / len(y))
-    hits = int((gaps >= abs(x.mean() - y.mean()) - 1e-9 * max(1.0, float(np.abs(pooled).max()))).sum())
-    return hits / len(places) if exact else (1 + hits) / (1 + len(places))
+    exact = splits(len(x), len(y))
+    hits = 0
+    for places in random_splits(len(x), len(y)) if exact is None else [exact]:
+        # A split's difference of means is linear in its first group's sum; equal ones may differ in their last bits.
+        gaps = np.abs(pooled[places].sum(axis=1) / len(x) - (pooled.sum() - pooled[places].sum(axis=1)) / len(y))
+        hits += int((gaps >= abs(x.mean() - y.mean()) - 1e-9 * max(1.0, float(np.abs(pooled).max()))).sum())
+    return (1 + hits) / (1 + RANDOM_SPLITS) if exact is None else hits / len(exact)
+
+
+def random_splits(size: int, others: int) -> Iterator[np.ndarray]:
+    """Yield random choices of `size` places among all, as rows of places, as many at a time as memory allows."""
+    rng, step = np.random.default_rng(0), max(1, AT_ONCE // (size + others))
+    for first in range(0, RANDOM_SPLITS, step):
+        orders = rng.random((min(step, RANDOM_SPLITS - first), size + others))
+        yield np.argpartition(orders, size - 1, axis=1)[:, :size]
 
 
 def smallest_p(size: int, others: int) -> float:

@@ -53,6 +53,13 @@ def begin(
 
     `decide` and `require` ask a machine what it can give: this one, unless jobs run elsewhere.
     """
+    if options.jobs is not None and options.jobs < 1:
+        raise UsageError(f"--jobs {options.jobs} must be at least 1; leave it out")
+    layout = None
+    if not (out / FILE).exists():  # what is wrong is said before anything is made
+        if options.only:
+            matching(study.jobs, options.only)
+        layout = decide(study.jobs, options.cores)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -60,7 +67,7 @@ def begin(
     with alone(out / "study.lock"):
         if not (out / FILE).exists():
             refuse_foreign(out)
-            found = StudyDir(out, study.name, decide(study.jobs, options.cores), study.jobs)
+            found = StudyDir(out, study.name, layout or decide(study.jobs, options.cores), study.jobs)
             write_study(found)
             return found
         known = open_study(out)

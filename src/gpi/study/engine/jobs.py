@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -127,6 +128,15 @@ def outcome(code: int, *, complete: bool, failures: int) -> Outcome:
     if code in HOPELESS or failures >= RETRIES:
         return Outcome("aside", counts=True)
     return Outcome("again", counts=True)
+
+
+def words_of(code: int) -> str:
+    """Return the end of a process in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
 
 
 def last_line(log: Path) -> str:

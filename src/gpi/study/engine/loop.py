@@ -64,7 +64,7 @@ class Engine:
         self.began, self.looked, self.beat = time.monotonic(), -math.inf, -math.inf
         self.marks: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.said: set[str] = set()
-        self.stopping = False
+        self.stopping, self.killed = False, 0
         self.room = -math.inf  # when to look again whether the disk has room
 
     def _entry(self, job: Job) -> Waiting:
@@ -263,12 +263,14 @@ class Engine:
                 self.study.failure(job).unlink(missing_ok=True)
             self.screen.say(f"done   {job.name}: {final_return(self.study.run(job))}, {self._age(running)}")
         elif result.verdict == "aside":
-            self.aside[job.name] = Failure(line or words_of(code), code, one.attempts)
+            self.aside[job.name] = Failure(line or processes.words_of(code), code, one.attempts)
             set_aside(self.study, job, self.aside[job.name], self.screen)
         else:
             one.ready = time.monotonic() + result.wait
             self.waiting.append(one)
-            if not self.stopping and (result.counts or code in (processes.BUSY, processes.FULL)):
+            self.killed += self.stopping and code == -signal.SIGKILL
+            news = not one.patient(code) and (result.counts or code in (processes.BUSY, processes.FULL))
+            if news and not self.stopping:
                 self._say_again(job, code, line)
 
     def _age(self, running: Running) -> str:
@@ -279,7 +281,7 @@ class Engine:
         """Say once why a job will be started again."""
         if f"{job.name} {code}" not in self.said:
             self.said.add(f"{job.name} {code}")
-            self.screen.say(f"again  {job.name}: {words_of(code) if code < 0 else line}")
+            self.screen.say(f"again  {job.name}: {processes.words_of(code) if code < 0 else line}")
 
     def mend_cache(self) -> None:
         """Remove entries of the compilation cache that a kill has cut short."""
@@ -359,12 +361,3 @@ def final_return(run: Path) -> str:
             spread = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
             return f"final return {sum(known) / len(known):.1f}{spread}"
     return "no episode has ended"
-
-
-def words_of(code: int) -> str:
-    """Return the end of a process in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    with suppress(ValueError):
-        return f"killed by {signal.Signals(-code).name}"
-    return f"killed by signal {-code}"

@@ -93,8 +93,6 @@ def places(layout: Layout, jobs: Sequence[Job], wanted: int | None = None) -> Pl
     on_gpus = sum(gpu.free // ON_GPU if gpu.free else here for gpu in found)
     names = tuple(gpu.name for gpu in found)
     if wanted is not None:
-        if wanted < 1:
-            raise UsageError(f"--jobs {wanted} must be at least 1; leave it out")
         return Places(wanted, names, "")
     free = f"{available_memory() / 2**30:,.1f} GiB of memory are free"
     if room < 1:

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpi.study.definition import Job
+from gpi.study.engine.jobs import BUSY, BUSY_SECONDS
+from gpi.study.engine.stopping import SAVING
+
+PATIENCE = math.ceil(SAVING / BUSY_SECONDS)  # attempts after which a run directory in use is worth a line
 
 
 @dataclass
@@ -29,6 +33,13 @@ class Waiting:
     attempts: int = 0
     noted: int = 0
     """Attempts that its file of failure had when this runner began; 0 if it had none."""
+    busy: int = 0
+    """How often in a row its run directory was in use."""
+
+    def patient(self, code: int) -> bool:
+        """Note the end of an attempt; return whether it met a job of a killed runner, which still saves."""
+        self.busy = self.busy + 1 if code == BUSY else 0
+        return 0 < self.busy < PATIENCE
 
 
 @dataclass

@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from gpi.requirements import satisfies
 from gpi.standalone import Facts
 from gpi.study.directory import Layout
 from gpi.study.engine import ray_worker
+from gpi.study.engine.locks import take
+from gpi.study.engine.runners import lives
 from gpi.training.progress import plural
 
 VERSIONS = ">=2.57"  # older ones leave processes behind when a worker is killed
@@ -35,6 +37,7 @@ QUIET = {
 }  # fmt: skip
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then takes the loopback address, and listens to nothing else
 STORE = 80 << 20  # bytes of Ray's object store: jobs exchange files, not objects
+PREFIX, OWNER = "gpi-ray-", "owner"  # of directories of our own clusters, and the file that their runner has locked
 ROOM = 40  # characters of a directory in which Ray's sockets still have a name that the kernel takes
 SECONDS = 60.0  # for a node to answer, and
 REACH = 5.0  # ... for its port to
@@ -70,13 +73,21 @@ def imported() -> Any:
         raise UsageError("Ray is not installed; run: pip install 'gpi-rl[ray]'") from None
     if not satisfies(version, VERSIONS):
         raise UsageError(f"Ray {version} is too old, it must be {VERSIONS}; run: pip install 'gpi-rl[ray]'")
-    return importlib.import_module("ray")
+    ray: Any = importlib.import_module("ray")
+    with suppress(ImportError):  # Ray prints its nodes' errors, in colour, among a runner's lines: it has no option
+        inner: Any = importlib.import_module("ray._private.worker")
+        inner.print_to_stdstream = lambda *_, **__: None
+    return ray
 
 
 @contextmanager
 def own_cluster(cores: int, gpus: int) -> Iterator[Any]:
     """Start Ray on this machine for as long as the block lasts."""
-    directory = Path(tempfile.mkdtemp(prefix="gpi-ray-", dir=short_place()))
+    place = short_place()
+    remove_dead(Path(place))
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    owner = take(directory / f".{OWNER}")
+    os.rename(directory / f".{OWNER}", directory / OWNER)  # by this name it is locked from the beginning
     try:
         token = directory / "token"
         fd = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -91,6 +102,16 @@ def own_cluster(cores: int, gpus: int) -> Iterator[Any]:
                 yield ray
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        if owner is not None:
+            os.close(owner)
+
+
+def remove_dead(place: Path) -> None:
+    """Remove the directories of clusters of our own whose runners were killed: they hold a token and logs."""
+    for path in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if path.lstat().st_uid == os.getuid() and not lives(path / OWNER):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -162,7 +183,7 @@ def variables(values: Mapping[str, str], without: Sequence[str] = ()) -> Iterato
 def short_place() -> str:
     """Return a directory for temporary files whose name leaves room for those of Ray's sockets."""
     for place in (tempfile.gettempdir(), "/var/tmp"):
-        if len(place) <= ROOM - len("/gpi-ray-12345678") and os.access(place, os.W_OK):
+        if len(place) <= ROOM - len(f"/{PREFIX}12345678") and os.access(place, os.W_OK):
             return place
     raise UsageError(f"{tempfile.gettempdir()} is too long a name for Ray's sockets; set TMPDIR to a short one")
 

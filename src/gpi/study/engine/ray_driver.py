@@ -25,9 +25,9 @@ from gpi.study.directory import Failure, Layout, StudyDir, last_timing, read_fai
 from gpi.study.engine import ray_worker
 from gpi.study.engine.begin import Options, begin, chosen, keep_source, require_disk
 from gpi.study.engine.gpus import sharing
-from gpi.study.engine.jobs import BUSY, FULL, RETRIES, outcome
+from gpi.study.engine.jobs import BUSY, FULL, RETRIES, outcome, words_of
 from gpi.study.engine.locks import take
-from gpi.study.engine.loop import final_return, set_aside, words_of
+from gpi.study.engine.loop import final_return, set_aside
 from gpi.study.engine.machine_layout import places
 from gpi.study.engine.queue import Waiting
 from gpi.study.engine.ray_cluster import (
@@ -54,6 +54,7 @@ from gpi.training.progress import clock, plural
 TICK, LOOK = 0.2, 2.0  # seconds between looks at tasks, and at the directory and the nodes
 LOCK = "ray.lock"
 LOST = "lost with its worker or node"
+DIED = "Ray's node on this machine has died, its jobs save and end"
 SAVING = ray_worker.SAVING + 30.0  # seconds until a node that does not answer is no longer waited for
 
 
@@ -83,13 +84,13 @@ def run_on_ray(
             ray = stack.enter_context(own_cluster(here.number * study.layout.cores, len(here.gpus)))
         heed_signals(stop)
         nodes = require_nodes(ray, study.layout, file, screen, token=bool(where.address) and not where.trusted)
-        engine = RayEngine(ray, study, todo, len(jobs) - len(todo), options, screen)
+        engine = RayEngine(ray, study, todo, len(jobs) - len(todo), options, screen, own=not where.address)
         engine.announce(nodes, len(jobs))
         began = time.monotonic()
         engine.run(stop)
         return Ended(
             study.path, len(jobs), engine.done, engine.aside, 0, engine.steps, time.monotonic() - began,
-            stop.signals[0] if stop.signals else None, stop.time_is_up,
+            stop.signals[0] if stop.signals else None, stop.time_is_up, engine.killed, DIED if engine.died else "",
         )  # fmt: skip
 
 
@@ -150,9 +151,12 @@ class Flight(NamedTuple):
 class RayEngine:
     """The driver of a cluster: which jobs wait, which Ray has, and what followed from their ends."""
 
-    def __init__(self, ray: Any, study: StudyDir, todo: Sequence[Job], done: int, options: Options, screen: Screen):
-        """Take the jobs to do; nothing starts yet."""
-        self.ray, self.study, self.options, self.screen = ray, study, options, screen
+    def __init__(
+        self, ray: Any, study: StudyDir, todo: Sequence[Job], done: int, options: Options, screen: Screen, *, own: bool
+    ):  # fmt: skip
+        """Take the jobs to do; nothing starts yet. No node ever joins a cluster of our own."""
+        self.ray, self.study, self.options, self.screen, self.own = ray, study, options, screen, own
+        self.died, self.killed = False, 0
         self.task = ray.remote(max_retries=0)(ray_worker.run_job)  # each attempt must have a number of its own
         self.speeds = measured(study, study.jobs)
         entries = [self._entry(job) for job in todo]
@@ -187,7 +191,7 @@ class RayEngine:
     def run(self, stop: Stop) -> None:
         """Run jobs until none is left, or `stop` says so; then no process of them is left."""
         try:
-            while (self.waiting or self.flights) and not stop.asked:
+            while (self.waiting or self.flights) and not (stop.asked or self.died):
                 self._look()
                 self._fill()
                 self._collect(TICK)
@@ -262,8 +266,10 @@ class RayEngine:
         else:
             one.ready = time.monotonic() + result.wait
             self.waiting.insert(0, one)
-            if result.counts or code in (BUSY, FULL):
-                what = line if answer.get("misplaced") else f"{job.name}: {line or words_of(code)}"
+            misplaced = answer.get("misplaced", False)
+            patient = not misplaced and one.patient(code)
+            if not patient and (result.counts or code in (BUSY, FULL)):
+                what = line if misplaced else f"{job.name}: {line or words_of(code)}"
                 self._once(what, f"again  {what}")
 
     def _once(self, what: str, line: str) -> None:
@@ -278,9 +284,10 @@ class RayEngine:
             with suppress(OSError):
                 ray_worker.next_attempt(self.study, flight.waiting.job)
         limit = time.monotonic() + SAVING
-        while self.flights and time.monotonic() < limit and not stop.now:
+        while self.flights and time.monotonic() < limit and not (stop.now or self.died):
             self._collect(TICK)
-        for ref in self.flights:  # nodes that do not answer; their jobs end with the workers
+        self.killed = len(self.flights)
+        for ref in self.flights if not self.died else ():  # nodes that do not answer; their jobs end with the workers
             self.ray.cancel(ref, force=True)
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -294,7 +301,8 @@ class RayEngine:
         nodes = nodes_of(self.ray)
         self.share = gpu_share(nodes, self.study.layout) or self.share
         self.slots = slots(nodes, self.study.layout, self.share)
-        if not self.slots:
+        self.died = self.own and not nodes
+        if not self.slots and not self.died:
             self._once("nodes", "wait   no node is left that can run a job; the study goes on when one comes")
         runners = read_runners(self.study.path)
         self._give_up({node.id for node in nodes}, runners)

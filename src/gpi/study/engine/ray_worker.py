@@ -26,7 +26,7 @@ from gpi.study.definition import Job
 from gpi.study.directory import StudyDir, is_done, last_timing, open_study
 from gpi.study.engine import machine_layout
 from gpi.study.engine.compile_cache import CompileCache
-from gpi.study.engine.jobs import BUSY, last_line, start
+from gpi.study.engine.jobs import BUSY, last_line, start, words_of
 from gpi.study.engine.locks import take
 from gpi.study.engine.runners import lives, runner_file
 from gpi.training.devices import compilation_cache
@@ -84,7 +84,7 @@ def run_job(text: str) -> str:
         return json.dumps({"code": BUSY, "line": "another runner has it"})
     try:
         code = supervised(study, job, order["environments"], order["attempt"])
-        return json.dumps({"code": code, "line": last_line(study.log(job))})
+        return json.dumps({"code": code, "line": words_of(code) if code < 0 else last_line(study.log(job))})
     finally:
         os.close(lock)
 

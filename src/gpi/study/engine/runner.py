@@ -46,6 +46,10 @@ class Ended(NamedTuple):
     signal: int | None
     """The signal that ended it early."""
     time_up: bool = False
+    killed: int = 0
+    """Jobs that were killed before they had saved."""
+    why: str = ""
+    """What else ended it early, and what became of its jobs."""
 
     @property
     def left(self) -> int:
@@ -94,7 +98,7 @@ def run_study(
         engine.settle()
         ended = Ended(
             study.path, len(jobs), engine.done, engine.aside, engine.standing().elsewhere, engine.steps,
-            time.monotonic() - began, stop.signals[0] if stop.signals else None, stop.time_is_up,
+            time.monotonic() - began, stop.signals[0] if stop.signals else None, stop.time_is_up, engine.killed,
         )  # fmt: skip
     return ended
 
@@ -140,7 +144,8 @@ def summary(ended: Ended, command: str) -> list[str]:
         lines.append(f"{plural(ended.elsewhere, 'job')} left to other runners of this directory")
     if ended.left:
         why = "interrupted" if ended.signal else "time is up" if ended.time_up else "no other job would end in time"
-        lines.append(f"{why}, all saved; `{command}` goes on")
+        lost = f"{plural(ended.killed, 'job')} killed before saving"
+        lines.append(f"{ended.why or f'{why}, ' + (lost if ended.killed else 'all saved')}; `{command}` goes on")
     elif ended.failed:
         lines.append(f"`{command}` tries what was set aside once more")
     if ended.done:

@@ -22,12 +22,15 @@ class Stop:
     def __init__(self, seconds: float | None = None):
         """Count from now; without `seconds` there is no end of time."""
         self.signals: list[int] = []
+        self.patience = math.inf  # until when jobs may save after a signal
         self.end = math.inf if seconds is None else time.monotonic() + seconds
         self.saving = 0.0 if seconds is None else min(SAVING, seconds / 4)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Handle a signal; whoever presses Ctrl-C is there to press it again, others wait for an end."""
         self.signals.append(number)
+        if number != signal.SIGINT:
+            self.patience = min(self.patience, time.monotonic() + SAVING)
 
     def seconds_left(self) -> float:
         """Return the seconds in which jobs may work."""
@@ -46,7 +49,7 @@ class Stop:
     @property
     def now(self) -> bool:
         """Whether jobs must end without saving."""
-        return len(self.signals) > 1 or time.monotonic() >= self.end - ENDING
+        return len(self.signals) > 1 or time.monotonic() >= min(self.end - ENDING, self.patience)
 
     @property
     def why(self) -> str:
