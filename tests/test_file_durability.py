@@ -81,7 +81,7 @@ def test_a_checkpoint_comes_back_and_three_are_kept(tmp_path: Path):
     assert [p.name for p in checkpoint.saved(tmp_path)] == ["ckpt-999999999", "ckpt-000000513", "ckpt-000000512"]
     assert len(os.listdir(tmp_path)) == 3
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["schema"] == "gpi-checkpoint-1" and manifest["iteration"] == 999_999_999
+    assert manifest["schema"] == "gpi-checkpoint-2" and manifest["iteration"] == 999_999_999
 
 
 def test_the_same_state_is_the_same_bytes(tmp_path: Path):
