@@ -562,7 +562,7 @@ def test_pendulum_s_true_returns_are_not_certified_to_be_within_a_narrow_range(
 
 
 def test_without_a_range_keep_is_strict_and_still_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    settings = {name: x for name, x in TINY.items() if name != "return_range"} | {"steps": 500}
+    settings: dict[str, Any] = {name: x for name, x in TINY.items() if name != "return_range"} | {"steps": 500}
     keep = gpi.train("geppo", Lever, out=tmp_path / "keep", **settings)
     why = "the least and the largest return of an episode of test_keeping:Lever are not known"
     line = f"note: trust = keep certifies and undoes nothing here: {why}; name them: --return-range LOW,HIGH"

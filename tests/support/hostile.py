@@ -232,7 +232,7 @@ def bad_manifests(texts: dict[str, str]) -> Iterator[tuple[str, Attack]]:
             yield f"{'.'.join(keys)} = {str(value)[:30]}", setting(*keys, value=value)
         if value != {}:
             yield f"identity = {str(value)[:30]}", setting("identity", value=value)
-    for schema in ("gpi-checkpoint-2", "gpi-checkpoint-0", "gpi-checkpoint-1 "):
+    for schema in ("gpi-checkpoint-3", "gpi-checkpoint-0", "gpi-checkpoint-1 "):
         yield schema, setting("schema", value=schema)
     size = len(files.dump_json(state_of(512)))
     yield "size as float", setting("files", "state.json", "size", value=float(size))
