@@ -162,13 +162,19 @@ def test_own_environments_are_named_on_the_command_line_only(tmp_path: Path):
     ("settings = [1]\n" + GOOD, ":1: settings must be a table"),
     ("seeds = 1000000\n" + GOOD, ":1: seeds = 1,000,000 must be at most 1,000 in a study; use fewer"),
     (GOOD.replace("2_000", "2e9"), ":2: steps = 2,000,000,000 must be at most 1,000,000,000 in a study; use fewer"),
-    (GOOD + "".join(f"{name} = {[(i + 1) / 99 for i in range(60)]}\n" for name in ("eps", "gamma", "kappa", "lr")),
-     ":3: jobs = 12,960,000 must be at most 100,000; shorten the lists of a grid"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line_with_its_place(text: str, line: str, tmp_path: Path):
     with pytest.raises(GpiError) as error:
         study_of(tmp_path, text)
     assert f"mine.toml{line}" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_jobs_are_counted_before_they_are_made(tmp_path: Path):
+    lists = "".join(f"{name} = {[1] * 60}\n" for name in ("B", "n", "epochs", "minibatches"))
+    with pytest.raises(
+        UsageError, match=r"toml:3: jobs = 12,960,000 must be at most 100,000; shorten "
+    ):
+        study_of(tmp_path, GOOD + lists)
 
 
 def test_an_unknown_study_names_the_nearest():

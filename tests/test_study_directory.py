@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import gpi
 from gpi.config import Config
 from gpi.errors import FileError, UsageError
 from gpi.study.definition import Job, builtin_text, load_study
 from gpi.study.directory import FILE, Layout, StudyDir, continued, extended, open_study, steps_taken, write_study
-from gpi.study.engine.begin import Options, chosen
+from gpi.study.engine.begin import Options, begin, chosen
 
 LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": ""}, {"envpool": "1.2.5"})
 
@@ -74,7 +73,7 @@ def test_another_study_and_fewer_steps_are_refused_and_nothing_is_written(
     content = (tmp_path / "a" / FILE).read_bytes()
     (tmp_path / "mine.toml").write_text(text.replace(before, after))
     with pytest.raises(UsageError, match=line):
-        gpi.study.run(tmp_path / "mine.toml", tmp_path / "a")
+        begin(load_study(tmp_path / "mine.toml"), tmp_path / "a", Options())
     assert (tmp_path / "a" / FILE).read_bytes() == content and not (tmp_path / "a" / "study.toml").exists()
 
 
