@@ -12,11 +12,12 @@ import gpi
 from gpi import cli
 from gpi.envs import dmc
 from gpi.errors import GpiError, UsageError
+from gpi.rundir.random_policy import random_returns
 from gpi.study.definition import TASK_GROUPS, Study, arm_name, builtin_names, load_study
 from gpi.study.directory import open_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
 from gpi.study.frame import results_of
-from gpi.study.sparsity import measured, random_returns, sample, sparsity, sparsity_of
+from gpi.study.sparsity import measured, sample, sparsity, sparsity_of
 from made_results import made
 from made_runs import make_study
 
@@ -171,9 +172,7 @@ def test_a_mistake_is_one_line_with_its_place(text: str, line: str, tmp_path: Pa
 
 def test_jobs_are_counted_before_they_are_made(tmp_path: Path):
     lists = "".join(f"{name} = {[1] * 60}\n" for name in ("B", "n", "epochs", "minibatches"))
-    with pytest.raises(
-        UsageError, match=r"toml:3: jobs = 12,960,000 must be at most 100,000; shorten "
-    ):
+    with pytest.raises(UsageError, match=r"toml:3: jobs = 12,960,000 must be at most 100,000; shorten "):
         study_of(tmp_path, GOOD + lists)
 
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpi.report.blocks import Report, Section
+from gpi.rundir.random_policy import RandomPolicy, random_returns
 from gpi.study.definition import Job
 from gpi.study.frame import FINISHED, Results, results_of
-from gpi.study.learning import RandomPolicy
 from gpi.study.results import Result
 from gpi.study.sections.aggregates import aggregates_section
 from gpi.study.sections.audit import audit_section
@@ -19,7 +19,6 @@ from gpi.study.sections.missing import commands_of, missing_section, unasked, ve
 from gpi.study.sections.paper import paper_section, sparsity_section
 from gpi.study.sections.runs import curves_section, lost_section
 from gpi.study.sections.words import FINAL, Material, listed
-from gpi.study.sparsity import random_returns
 from gpi.training.progress import plural
 
 TITLE = "Study"

@@ -1,31 +1,16 @@
-"""What one seed learned and lost (`rundir/course.py`), and on which tasks anything was learned at all."""
+"""On which tasks anything was learned at all; what one seed learned and lost is `rundir/course.py`."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from gpi.errors import UsageError
-from gpi.rundir.course import ERRORS, course
-
-__all__ = ["RandomPolicy", "course", "learning_occurs", "margin"]
+from gpi.rundir.course import ERRORS
 
 MARGIN = 10.0  # one hundredth of what a task can give
 EPISODES = 204  # complete ones in the last 204,800 steps of a seed, with a horizon of 1,000
-
-
-class RandomPolicy(NamedTuple):
-    """What a uniformly random policy meets on a task."""
-
-    sparsity: float
-    """The share of samples whose reward is at most 0.01."""
-    mean: float
-    """Of the returns of its episodes."""
-    deviation: float
-    """Their standard deviation."""
-    episodes: int
 
 
 def learning_occurs(finals: np.ndarray, random_mean: float, random_deviation: float, random_episodes: int) -> bool:

@@ -10,15 +10,16 @@ import numpy as np
 
 from gpi.envs import dmc
 from gpi.report.blocks import Tags
+from gpi.rundir.random_policy import RandomPolicy
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
-from gpi.study.learning import RandomPolicy, learning_occurs
+from gpi.study.learning import learning_occurs
 from gpi.study.statistics import SCALE, student
 
 FINAL = (
-    "Final performance is a seed's mean training return over its last 204,800 steps (over all, if there are fewer); "
-    "only seeds that have taken all steps of their run count."
+    "Final performance is a seed's mean training return over the last 204,800 steps of its run (the last fifth, if it "
+    "has fewer than 409,600); only seeds that have taken all steps of their run count."
 )
 NO_LEARNING = (
     "No learning: the best arm's mean final performance is not above the random policy's mean return by more than 10, "
