@@ -266,6 +266,13 @@ def test_lost_seeds_are_counted_and_named():
     assert table(found, "lost-seeds")["seed"] == [1, 2] and "2 seeds of 3" in section(found, "lost").text[0]
 
 
+def test_a_short_run_in_a_pack_of_an_earlier_version_is_named():
+    old = made("cheetah-run", "ppo", [500.0], steps=100_000)
+    lead = " ".join(report_of([old, made("cheetah-run", "trpo", [500.0], steps=500_000)]).lead)
+    assert "1 run of fewer than 409,600 steps is from a pack of an earlier version" in lead
+    assert "earlier version" not in " ".join(report_of([changed(old, final_steps=20_000)]).lead)
+
+
 def test_what_cannot_be_judged_as_lost_is_said():
     runs = [made("cheetah-run", "ppo", [500.0] * 3, steps=100_000), made("Unknown-v0", "ppo", [500.0, 400.0])]
     found = section(report_of(runs), "lost")

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpi.report.blocks import Report, Section
+from gpi.rundir.course import final_window
 from gpi.rundir.random_policy import RandomPolicy, random_returns
 from gpi.study.definition import Job
 from gpi.study.frame import FINISHED, Results, results_of
@@ -76,6 +77,11 @@ def lead_of(material: Material, sections: Sequence[Section]) -> tuple[str, ...]:
     ]
     if extra := unasked(material):
         lines.append(f"{plural(extra, 'run')} among them {'is' if extra == 1 else 'are'} no part of the study itself.")
+    if earlier := sum(run.final_steps > final_window(max(run.steps)) for run in results.runs if run.complete):
+        lines.append(
+            f"{plural(earlier, 'run')} of fewer than 409,600 steps {'is' if earlier == 1 else 'are'} from a pack of an "
+            "earlier version: their final performance is over the last 204,800 steps, or over all."
+        )
     there = {section.name for section in sections}
     absent = [words for name, words in OPTIONAL.items() if name not in there]
     if absent:
