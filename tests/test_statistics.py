@@ -369,6 +369,9 @@ def test_learning_occurs_above_the_margin():
     error = 200 * math.sqrt(1 / 100 + 1 / (5 * 204))
     assert not learning_occurs(np.full(5, 2.99 * error), 0.0, 200.0, 100)
     assert learning_occurs(np.full(5, 7 + 3.01 * error), 7.0, 200.0, 100)
+    short = 200 * math.sqrt(1 / 100 + 20 / (5 * 204))
+    assert not learning_occurs(np.full(5, 2.99 * short), 0.0, 200.0, 100, 0.05), "so few episodes may be luck"
+    assert learning_occurs(np.full(5, 3.01 * short), 0.0, 200.0, 100, 0.05)
     with pytest.raises(UsageError, match="finite"):
         learning_occurs(np.array([math.nan]), 0.0, 1.0, 100)
 

@@ -266,6 +266,13 @@ def test_lost_seeds_are_counted_and_named():
     assert table(found, "lost-seeds")["seed"] == [1, 2] and "2 seeds of 3" in section(found, "lost").text[0]
 
 
+def test_learning_in_short_runs_is_judged_by_their_few_episodes():
+    runs = [made("reacher-easy", a, [115.0] * 3, steps=50_000) for a in ("ppo", "geppo")]
+    for steps, learned in ((204_800, "yes"), (10_000, "no")):
+        found = report_of([changed(run, final_steps=steps) for run in runs])
+        assert table(found, "by-task-kappa-1")["learning"] == [learned], steps
+
+
 def test_a_short_run_in_a_pack_of_an_earlier_version_is_named():
     old = made("cheetah-run", "ppo", [500.0], steps=100_000)
     lead = " ".join(report_of([old, made("cheetah-run", "trpo", [500.0], steps=500_000)]).lead)

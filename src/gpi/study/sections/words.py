@@ -10,6 +10,7 @@ import numpy as np
 
 from gpi.envs import dmc
 from gpi.report.blocks import Tags
+from gpi.rundir.course import FINAL_STEPS
 from gpi.rundir.random_policy import RandomPolicy
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
@@ -53,7 +54,8 @@ class Material(NamedTuple):
     def learns(self, task: str, finals: np.ndarray) -> bool:
         """Return whether learning occurs on a task, whose random policy must be known."""
         known = self.random[task]
-        return learning_occurs(finals, known.mean, known.deviation, known.episodes)
+        steps = min(run.final_steps for run in self.results.runs if run.config.short_task == task)
+        return learning_occurs(finals, known.mean, known.deviation, known.episodes, steps / FINAL_STEPS)
 
     def judged(self, tasks: Sequence[str]) -> tuple[str, ...]:
         """Return the tasks whose random policy is known well enough to tell learning from none."""
