@@ -1,6 +1,7 @@
 """Results and packs: what a run says in few numbers, read with the suspicion that policies are read with."""
 
 import dataclasses
+import hashlib
 import json
 import tarfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpi.errors import FileError, UsageError
 from gpi.rundir.course import BIN, bin_of, curve_of, final_performance, joined
 from gpi.study import results
 from gpi.study.frame import results_of
+from gpi.study.gathered import gathered
 from gpi.study.results import Result, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
 from own_runs import TINY
 
@@ -67,6 +69,9 @@ def test_a_short_run_has_points_of_a_hundredth_and_says_what_its_final_performan
     steps, curves = results_of([short]).curves("cheetah-run", "ppo", 100)
     np.testing.assert_allclose(curves[0], gpi.Run(tmp_path / "a").episodes(0)[1], rtol=1e-6)
     assert steps[0] == 250.0
+    made_runs.make_run(tmp_path / "b", made_runs.job(steps=20_000).config)
+    steps, curves = results_of([read_result(tmp_path / "b")]).curves("cheetah-run", "ppo", 100)
+    assert len(steps) == 40 and np.isfinite(curves).all(), "as many as there are episodes"
     for wrong in ({"bin": 7}, {"bin": 500.0}, {"final_steps": 0}, {"final_steps": "x"}):
         with pytest.raises(FileError, match="no results have"):
             parse_pack(encode_pack([dataclasses.replace(short, **wrong)]))
@@ -76,6 +81,19 @@ def test_long_runs_have_the_packs_of_earlier_versions(cut: list[Path]):
     result = read_result(cut[0])
     about = json.loads(files.decode(encode_pack([result]))[0]["0/about"].tobytes())
     assert not {"bin", "final_steps"} & set(about) and (result.bin, result.final_steps) == (BIN, 204_800)
+
+
+def test_what_an_earlier_version_kept_of_a_run_is_read_again(tmp_path: Path):
+    study = made_runs.make_study(tmp_path / "a", made_runs.job())
+    run, found = study.run(study.jobs[0]), gathered(study.path)
+    facts = (run / "episodes.csv").stat()
+    parts = [(run / name).read_bytes() for name in ("config.json", "DONE")]
+    parts.append(f"{facts.st_size} {facts.st_mtime_ns}".encode())
+    old = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+    [kept] = (study.path / "cache").iterdir()
+    kept.unlink()
+    write_pack(study.path / "cache" / f"{old}.safetensors", [dataclasses.replace(found[0], final=found[0].final + 1)])
+    np.testing.assert_array_equal(gathered(study.path)[0].final, found[0].final)
 
 
 def test_a_run_that_an_earlier_version_read_is_the_same_run(tmp_path: Path):
