@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpi.rundir.course import Course, course_at
+from gpi.rundir.course import Course, Scale, course_at
 from gpi.study.frame import FINISHED, Results, arm_of, results_of
 from gpi.study.gathered import gathered, merge
 from gpi.study.statistics import aggregate_difference
 
+SCALE = Scale(0.0, 100.0)  # committed before the data: something is learned above 100
 RULES = ("geppo", "getrpo", "gevmpo")
 MODES = ("paper", "keep")
 TASKS = ("walker-walk", "cheetah-run", "reacher-hard", "finger-turn_easy", "cartpole-swingup_sparse", "hopper-stand",
@@ -59,7 +60,7 @@ def seeds_of(results: Results) -> list[Seed]:
     for row in results.seeds:
         run = results.runs[row.run]
         if row.state == FINISHED:
-            one = course_at(run.curve[row.place], row.steps)
+            one = course_at(run.curve[row.place], row.steps, SCALE, run.bin)
             seeds.append(Seed(row.task, row.algorithm, run.config.trust, row.seed, row.final, one))
     return seeds
 

@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from gpi.report.audit import courses_of
-from gpi.rundir.course import Course
+from gpi.rundir.course import Course, Scale
 from gpi.rundir.run import Run, open_run, read_rows
 
 RECORD = Path(__file__).with_name("cause.jsonl")
 ARMS = ("geppo-kappa1", "getrpo-kappa1", "gevmpo-kappa1", "ppo", "trpo", "vmpo")
 COLUMNS = {"metrics.csv": ("entropy", "lr", "adv_std", "tv"), "audit.csv": ("normaliser_tv",)}
 QUANTITIES = tuple(name for names in COLUMNS.values() for name in names)
+SCALE = Scale(0.0, 100.0)  # something is learned above 100
 BEFORE, AFTER = 100_000, 200_000  # steps: before a fall, and at the end of a seed that held
 EPISODES = 20
 SUDDEN = 20_480  # steps: 20 updates of 1,024 samples, or 10 of 2,048
@@ -56,7 +57,7 @@ def columns_of(run: Run) -> dict[str, np.ndarray]:
 def lines_of(task: str, arm: str, run: Run) -> list[Line]:
     """A line for each seed that learned."""
     table, episodes, lines = columns_of(run), run.all_episodes(), []
-    for seed, one in courses_of(run, table).items():
+    for seed, one in courses_of(run, table, SCALE).items():
         if not one.learned:
             continue
         end = int(table["steps"][table["seed"] == seed].max())

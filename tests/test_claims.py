@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from gpi.envs import dmc
+from gpi.rundir.random_policy import RandomPolicy
 from gpi.study import claims, theory_claims
 from gpi.study.claim_coverage import CASES, CLAIM_COVERAGE, JUDGED, REPETITIONS, claim_coverage
 from gpi.study.claims import BEST, CLAIMS, FAILS, HOLDS, KAPPAS, MISSING, PAIRS, UNDECIDED, judge, readings_of, verdict
-from gpi.study.learning import RandomPolicy, learning_occurs
+from gpi.study.learning import learning_occurs
 from gpi.study.paper import classes_of, figure_3, figure_4, gains, improved
 
 TASKS = tuple(dmc.TASKS)

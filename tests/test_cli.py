@@ -16,9 +16,10 @@ from gpi.cli.train import numbers
 from gpi.config import Config
 from gpi.envs import dmc
 from gpi.report.audit import percent
-from gpi.rundir.run import final_return
+from gpi.rundir.course import final_performance, final_window, window_in_words
 from gpi.rundir.tables import AUDIT, EPISODES, METRICS, Table
 from gpi.training.about import write_json
+from made_runs import job, make_run, make_study
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -144,18 +145,47 @@ def test_plot_compares_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "does not exist" in refused(capsys, "plot", str(tmp_path / "nowhere"))
 
 
-def test_final_return_is_the_last_tenth_and_final_performance_the_studys_window(tmp_path: Path):
-    run = gpi.Run(run_directory(tmp_path / "a", "ppo"))
-    steps, totals = run.episodes(3)
-    assert len(run.returns) == 5 and run.steps == dict.fromkeys(range(5), 307_200)
-    assert run.returns[3] == pytest.approx(totals[steps > 0.9 * 307_200].mean()) == pytest.approx(totals[-30:].mean())
-    assert run.final_performance[3] == pytest.approx(totals[steps > steps[-1] - 204_800].mean())
+def test_final_is_one_number_wherever_it_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from gpi.cli.train import closing
+    from gpi.study.engine.loop import final_return
+    from gpi.study.status import Watch
+
+    study = make_study(tmp_path / "a", job(seeds=2, steps=300_000), runs=False)
+    path = study.run(study.jobs[0])
+    make_run(path, study.jobs[0].config)
+    run = gpi.Run(path)
+    finals = {seed: float(totals[steps > 240_000].mean()) for seed in (0, 1) for steps, totals in [run.episodes(seed)]}
+    assert run.returns == run.final_performance == finals
+    mean = sum(finals.values()) / 2
+    (path / "audit.csv").write_text("seed\n0\n")
+    assert closing(run, None) == 0
+    printed = capsys.readouterr().out
+    assert f"seed 1: {finals[1]:.1f}\n  (mean of the episodes in the last fifth, 60,000 steps)" in printed
+    assert final_return(path).startswith(f"final return {mean:.1f} [")
+    assert Watch(study.path).look().jobs[0].returns == pytest.approx(mean)
+    done = json.loads((path / "DONE").read_text())
+    assert done.pop("final_steps") == 60_000
+    (path / "DONE").write_text(json.dumps({**done, "returns": {"0": 1.0, "1": 2.0}}))
+    assert Watch(study.path).look().jobs[0].returns == pytest.approx(mean), "an earlier version's are over other steps"
+    results = gpi.study.load(study.path)
+    assert results.finals["ppo"]["cheetah-run"].tolist() == list(finals.values())
+    assert results.table()["final"] == list(finals.values()) and results.table()["final_steps"] == [60_000, 60_000]
+    assert cli.main(["study", "report", str(study.path)]) == 0
+    csv = (study.path / "report" / "tables" / "aggregates.csv").read_text().splitlines()[1].split(",")
+    assert float(csv[3]) == pytest.approx(mean, abs=0.06), csv
 
 
-@pytest.mark.parametrize(("episodes", "expected"), [(0, np.nan), (4, 1.5), (60, 54.5), (400, 379.5)])
-def test_a_final_return_has_at_least_ten_episodes_if_there_are_ten(episodes: int, expected: float):
-    steps, returns = 10 * np.arange(1, episodes + 1), np.arange(episodes, dtype=float)
-    np.testing.assert_equal(final_return(steps, returns, 10 * episodes), expected)
+@pytest.mark.parametrize(("taken", "window", "words"), [
+    (1_000_448, 204_800, "last 204,800 steps"), (409_600, 204_800, "last 204,800 steps"),
+    (409_599, 81_919, "last fifth, 81,919 steps"), (50, 10, "last fifth, 10 steps"), (3, 1, "last fifth, 1 steps"),
+])  # fmt: skip
+def test_final_is_over_204800_steps_or_the_last_fifth(taken: int, window: int, words: str):
+    steps = np.arange(1, taken + 1, max(1, taken // 5000))
+    returns = steps.astype(float)
+    assert final_window(taken) == window and window_in_words(taken) == words
+    expected = returns[steps > steps[-1] - window].mean()
+    assert final_performance(steps, returns, taken) == expected
+    assert np.isnan(final_performance(steps[:0], returns[:0], taken))
 
 
 def test_the_closing_lines_fit_a_terminal_and_break_no_number():

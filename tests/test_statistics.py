@@ -9,7 +9,9 @@ import pytest
 from scipy import stats
 
 from gpi.errors import UsageError
-from gpi.rundir.course import course, course_at, window
+from gpi.rundir.course import Course, Scale, bin_of, course_at, curve_of, window
+from gpi.rundir.course import course as course_of
+from gpi.rundir.random_policy import RandomPolicy, scale_of
 from gpi.study import intervals, statistics
 from gpi.study.coverage import CASES, COVERAGE, NAMES, REPETITIONS, coverage
 from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of, t_quantile
@@ -266,6 +268,13 @@ def test_adjusted_p_values_are_scipys():
 # --- learning -----------------------------------------------------------------------------------------------------
 
 
+SCALE = Scale(0.0, 100.0)
+
+
+def course(points: np.ndarray, scale: Scale | None = SCALE) -> Course:
+    return course_of(points, scale)
+
+
 def curve(*levels: tuple[int, float], spread: float = 30.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps and returns of episodes of 1,000 steps, so many bins at each level, and their curve."""
     rng = np.random.default_rng(seed)
@@ -288,15 +297,17 @@ def test_windows_are_those_of_the_episodes_themselves():
 def test_a_bin_that_the_steps_hardly_reach_into_has_no_say():
     points = curve((80, 0), (1, 900), (19, 100))[2]
     longer = np.concatenate([points, np.zeros((1, 3), np.float32)])  # 977 batches of 1,024 are 1,000,448 steps
-    assert course_at(longer, 1_000_448) == course(points) and course_at(longer, 1_005_001) == course(longer)
-    assert course(longer).last.episodes == 190 and course_at(points[:1], 10).last.episodes == 10
+    assert course_at(longer, 1_000_448, SCALE) == course(points) and course_at(longer, 1_005_001, SCALE) == course(
+        longer
+    )
+    assert course(longer).last.episodes == 190 and course_at(points[:1], 10, SCALE).last.episodes == 10
 
 
 @pytest.mark.parametrize(
     ("levels", "spread", "verdict"),
     [(((50, 500), (50, 420)), 10, (True, False, False)), (((50, 500), (50, 240)), 10, (True, True, True)),
      (((50, 90), (50, 0)), 5, (False, False, False)), (((100, 300),), 400, (True, False, False)),
-     (((3, 700),), 10, (True, False, False)), (((100, 800),), 0, (True, False, False))],
+     (((3, 700),), 10, (False, False, False)), (((100, 800),), 0, (True, False, False))],
 )  # fmt: skip
 def test_what_was_learned_and_lost(levels: tuple[tuple[int, float], ...], spread: float, verdict: tuple[bool, ...]):
     found = course(curve(*levels, spread=spread)[2])
@@ -321,12 +332,37 @@ def test_windows_without_episodes():
     )
     points[3] = 1, 900, 900**2  # one episode has no spread, and makes no best window
     assert not course(points).learned and window(points[:5]).error == math.inf
-    points[10] = 2, 500, 500**2
+    assert course(points).why_not == "the run is too short", "no window has ten episodes"
+    points[10] = 10, 500, 500**2
     found = course(points)
-    assert found.best == (2, 500, 0) and found.learned and not found.lost_half, "nothing is known about the end"
+    assert found.best == (10, 500, 0) and found.learned and not found.lost_half, "nothing is known about the end"
     for wrong in (np.zeros((0, 3)), np.zeros((4, 2)), np.full((4, 3), np.nan)):
         with pytest.raises(UsageError, match="bins, 3"):
             course(wrong)
+
+
+@pytest.mark.parametrize("steps", [20_000, 50_000, 500_000, 1_000_000, 10_000_000])
+def test_windows_are_shares_of_the_run(steps: int):
+    size = bin_of(steps)
+    ends = np.arange(steps // 1_000, steps + 1, steps // 1_000)
+    returns = np.where(ends <= 0.6 * steps, 500.0, 350.0) + np.random.default_rng(0).normal(0, 10, len(ends))
+    found = course_at(curve_of(ends, returns, -(-steps // size), size), steps, SCALE, size)
+    assert (found.best.episodes, found.last.episodes) == (50, 200) and found.learned and found.fell
+    assert 0.05 * steps <= found.best_end <= 0.6 * steps and found.last == found.after
+
+
+def test_returns_count_from_the_random_policy_where_no_scale_is_known():
+    pendulum = RandomPolicy(1.0, -1200.0, 300.0, 100)
+    assert scale_of("Pendulum-v1", pendulum) == (-1200.0, -900.0) and scale_of("Pendulum-v1") is None
+    assert scale_of("x", pendulum._replace(deviation=math.nan)) is None
+    walker = scale_of("walker-walk")
+    assert walker and walker.zero == 0.0 and walker.learned == pytest.approx(32.1 + 0.1 * (1000 - 32.1), abs=0.1)
+    points = curve((60, -200), (40, -500))[2]
+    found = course(points, scale_of("Pendulum-v1", pendulum))
+    assert found.learned and found.lost_fifth and found.kept(found.last) == pytest.approx(70, abs=1)
+    assert not course(points, Scale(-1200.0, -190.0)).learned and not course(points, Scale(-2700.0, -900.0)).lost_fifth
+    assert course(points, None).why_not == "the random policy is not known" and not course(points, None).learned
+    assert course(points[:19]).why_not == "the run is too short"
 
 
 def test_learning_occurs_above_the_margin():
@@ -335,6 +371,9 @@ def test_learning_occurs_above_the_margin():
     error = 200 * math.sqrt(1 / 100 + 1 / (5 * 204))
     assert not learning_occurs(np.full(5, 2.99 * error), 0.0, 200.0, 100)
     assert learning_occurs(np.full(5, 7 + 3.01 * error), 7.0, 200.0, 100)
+    short = 200 * math.sqrt(1 / 100 + 20 / (5 * 204))
+    assert not learning_occurs(np.full(5, 2.99 * short), 0.0, 200.0, 100, 0.05), "so few episodes may be luck"
+    assert learning_occurs(np.full(5, 3.01 * short), 0.0, 200.0, 100, 0.05)
     with pytest.raises(UsageError, match="finite"):
         learning_occurs(np.array([math.nan]), 0.0, 1.0, 100)
 

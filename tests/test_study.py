@@ -9,13 +9,18 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+import gpi
 from gpi import cli
 from gpi.envs import dmc
 from gpi.errors import GpiError, UsageError
-from gpi.study.definition import TASK_GROUPS, Study, builtin_names, load_study
+from gpi.rundir.random_policy import random_returns
+from gpi.study.definition import TASK_GROUPS, Study, arm_name, builtin_names, load_study
+from gpi.study.directory import open_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
+from gpi.study.frame import results_of
 from gpi.study.reporting import report_on
-from gpi.study.sparsity import measured, random_returns, sample, sparsity, sparsity_of
+from gpi.study.sparsity import measured, sample, sparsity, sparsity_of
+from made_results import made
 from made_runs import job, make_study
 
 GOOD = 'tasks = ["cheetah-run"]\nsteps = 2_000\n[[grid]]\nalgorithm = "ppo"\n'
@@ -81,10 +86,57 @@ hidden = [16, 16]
     assert study.name == "mine" and study.jobs[-1].config.hidden == (16, 16)
 
 
+def test_a_list_is_one_value_of_a_setting_that_is_a_list(tmp_path: Path):
+    text = GOOD + 'trust = "keep"\nreturn_range = {}\n'
+    [one] = study_of(tmp_path, text.format("[-2000, 0.5]")).jobs
+    assert one.config.return_range == (-2000, 0.5) and one.arm == "ppo-trustkeep-return_range-2000.0x0.5"
+    several = study_of(tmp_path, text.format("[[0, 1000], [0, 1e20]]")).jobs
+    assert [job.config.return_range for job in several] == [(0, 1000), (0, 1e20)]
+
+
+def test_two_arms_are_never_one(tmp_path: Path):
+    text = GOOD + "gamma = [0.999, 0.9999999, 0.99999999]\nmax_grad_norm = [1e20, 1e-20]\n"
+    study = study_of(tmp_path, text)
+    settings = [(job.config.gamma, job.config.max_grad_norm) for job in study.jobs]
+    assert settings == [(a, b) for a in (0.999, 0.9999999, 0.99999999) for b in (1e20, 1e-20)]
+    assert len({job.arm for job in study.jobs}) == 6 and study.jobs[2].arm == "ppo-gamma0.9999999-max_grad_norm1e20"
+    assert arm_name({"lr": 1e-5, "eps": 0.1 + 0.2 - 0.2, "B": 4}) == "geppo-lr1e_05-eps0.10000000000000003-B4"
+    runs = [made("cheetah-run", "ppo", 500, gamma=gamma) for gamma in (0.9999999, 0.99999999)]
+    assert len(results_of(runs).arms) == 2, "nor in a report"
+
+
+def test_an_arm_of_a_long_name_is_found_again_and_reported(tmp_path: Path):
+    more = [f"{name} = [0.123456789, 0.1234567891]" for name in ("kappa", "eps", "gamma", "gae_lambda", "lr")]
+    text = GOOD.replace('"ppo"', '"geppo"').replace("2_000", "20_000") + "\n".join([*more, f"hidden = {[64] * 80}"])
+    arms = [job.arm for job in study_of(tmp_path, text).jobs]
+    assert len(set(arms)) == 32 and {len(arm) for arm in arms} == {255}
+    study = make_study(tmp_path / "long", *study_of(tmp_path, text).jobs[:2])
+    assert open_study(study.path) == study and len(gpi.study.load(study.path).finals) == 2
+    assert cli.main(["study", "status", str(study.path), "--once"]) == 0
+
+
+def test_what_has_no_effect_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = GOOD.replace('"ppo"', '["ppo", "trpo", "trpo"]') + "lr = [1e-4, 1e-3]\n"
+    study = study_of(tmp_path, text.replace('["cheetah-run"]', '["cheetah-run", "dmc23"]'))
+    assert len(study.jobs) == 23 * 4
+    assert [note.partition("mine.toml")[2] or note for note in study.notes] == [
+        ":1: cheetah-run is named twice, and run once",
+        *(f":3: trpo-lr{lr} is in the grid twice, and run once" for lr in ("0.0001", "0.001")),
+        "trpo-lr0.001 trains what trpo-lr0.0001 trains: lr = 0.001 has no effect with trpo, whose step has the length "
+        "of its trust region",
+    ]
+    assert cli.main(["study", "show", str(tmp_path / "mine.toml")]) == 0
+    assert "note: trpo-lr0.001 trains" in capsys.readouterr().err
+    assert not study_of(tmp_path, GOOD.replace('"ppo"', '["ppo", "geppo"]\nkappa = [0, 1]')).notes, "meant so"
+    assert not any(load_study(name).notes for name in builtin_names())
+
+
 def test_own_environments_are_named_on_the_command_line_only(tmp_path: Path):
     text = GOOD.replace("cheetah-run", "mine")
     study = study_of(tmp_path, text, mine="my_module:MyEnv-v0")
     assert study.jobs[0].name == "mine/ppo/seeds-0-4" and study.jobs[0].config.task == "my_module:MyEnv-v0"
+    with pytest.raises(UsageError, match=r"'\.\./up' has no name that a path can have"):
+        study_of(tmp_path, GOOD.replace("cheetah-run", "../up"), **{"../up": "my_module:MyEnv-v0"})
     line = r"mine\.toml:1: unknown task 'mine': it must be .* tasks or a Gymnasium id; .*, add --env mine=MODULE:ID$"
     with pytest.raises(UsageError, match=line):
         study_of(tmp_path, text)
@@ -106,11 +158,25 @@ def test_own_environments_are_named_on_the_command_line_only(tmp_path: Path):
     ('name = "../evil"\n' + GOOD, ":1: name = '../evil' must be letters, digits, dots and dashes"),
     ('tasks = ["../evil"]\n[[grid]]\nalgorithm = "ppo"\n', ":1: task '../evil' has no name that a path can have"),
     ("tasks = [\n", ":1: not TOML"),
+    (GOOD.replace("[[grid]]", "[grid]"), ":3: [grid] is one table, and a study has several; write [[grid]]"),
+    (GOOD.replace('"ppo"', "[]"), ":4: algorithm = [] is an empty list; name a value, or leave it out"),
+    (GOOD + "lr = []\n", ":5: lr = [] is an empty list"),
+    (GOOD + "hidden = []\n", ":5: hidden = () must be positive numbers of units"),
+    ('settings = "x"\n' + GOOD, ":1: settings must be a table; write [settings] above their lines"),
+    ("settings = [1]\n" + GOOD, ":1: settings must be a table"),
+    ("seeds = 1000000\n" + GOOD, ":1: seeds = 1,000,000 must be at most 1,000 in a study; use fewer"),
+    (GOOD.replace("2_000", "2e9"), ":2: steps = 2,000,000,000 must be at most 1,000,000,000 in a study; use fewer"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line_with_its_place(text: str, line: str, tmp_path: Path):
     with pytest.raises(GpiError) as error:
         study_of(tmp_path, text)
     assert f"mine.toml{line}" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_jobs_are_counted_before_they_are_made(tmp_path: Path):
+    lists = "".join(f"{name} = {[1] * 60}\n" for name in ("B", "n", "epochs", "minibatches"))
+    with pytest.raises(UsageError, match=r"toml:3: jobs = 12,960,000 must be at most 100,000; shorten "):
+        study_of(tmp_path, GOOD + lists)
 
 
 def test_an_unknown_study_names_the_nearest():
@@ -121,7 +187,11 @@ def test_an_unknown_study_names_the_nearest():
 def test_show_prints_jobs_and_costs(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["study", "show", "quick"]) == 0
     printed = capsys.readouterr().out
-    assert "quick: 12 jobs, 2 tasks by 6 arms" in printed and "1,800,000" in printed and "hours" in printed
+    assert "quick: 12 jobs, 2 tasks by 6 arms" in printed and "1,800,000" in printed
+    assert re.search(r"time +about [1-9]\d* min on the \d+ core", printed), printed
+    assert re.search(r"disk +about [1-9]\d* MB\n", printed) and not re.search(r"\b0(\.0)? ", printed), printed
+    assert cli.main(["study", "show", "paper"]) == 0
+    assert re.search(r"time +about [\d,.]+ hours on(.|\n)*", capsys.readouterr().out)
     assert cli.main(["study", "show", "quick", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert len(listed["jobs"]) == 12 and listed["jobs"][0]["name"] == "cartpole-swingup/ppo/seeds-0-2"

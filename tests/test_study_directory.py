@@ -8,9 +8,9 @@ import pytest
 
 from gpi.config import Config
 from gpi.errors import FileError, UsageError
-from gpi.study.definition import Job, load_study
-from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, steps_taken, write_study
-from gpi.study.engine.begin import Options, begin
+from gpi.study.definition import Job, builtin_text, load_study
+from gpi.study.directory import FILE, Layout, StudyDir, continued, extended, open_study, steps_taken, write_study
+from gpi.study.engine.begin import Options, begin, chosen
 
 LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": ""}, {"envpool": "1.2.5"})
 
@@ -69,7 +69,7 @@ def test_more_seeds_are_another_block_and_more_steps_the_same_job():
     more = extended(first, [job(seeds=8, steps=2000)])
     assert [one.name for one in more] == ["cartpole-swingup/geppo/seeds-0-2", "cartpole-swingup/geppo/seeds-3-7"]
     assert [one.config.steps for one in more] == [2000, 2000]
-    assert extended(more, [job(seeds=5, steps=500)]) == more
+    assert extended(more, [job(seeds=5, steps=2000)]) == more
     holes = extended([job(seed=2, seeds=1), job(seed=4, seeds=2)], [job(seeds=7)])
     blocks = [one.name.rpartition("seeds-")[2] for one in holes]
     assert blocks == ["2-2", "4-5", "0-1", "3-3", "6-6"]
@@ -78,6 +78,34 @@ def test_more_seeds_are_another_block_and_more_steps_the_same_job():
 def test_other_settings_under_the_same_name_are_refused():
     with pytest.raises(UsageError, match=r"gamma = 0.9, but this study began with 0.995; name another directory"):
         extended([job()], [job(gamma=0.9)])
+
+
+@pytest.mark.parametrize(("before", "after", "line"), [
+    ("name = 'quick'", "name = 'other'",
+     r"holds the study 'quick', not 'other'; name another directory, or write name = \"quick\" into the file$"),
+    ("steps = 50_000", "steps = 40_000", r"^steps = 40,000, but this study has 50,000, which are never taken back; "),
+])  # fmt: skip
+def test_another_study_and_fewer_steps_are_refused_and_nothing_is_written(
+    tmp_path: Path, before: str, after: str, line: str
+):
+    text = builtin_text("quick").replace('"quick"', "'quick'")
+    write_study(StudyDir(tmp_path / "a", "quick", LAYOUT, load_study("quick").jobs))
+    content = (tmp_path / "a" / FILE).read_bytes()
+    (tmp_path / "mine.toml").write_text(text.replace(before, after))
+    with pytest.raises(UsageError, match=line):
+        begin(load_study(tmp_path / "mine.toml"), tmp_path / "a", Options())
+    assert (tmp_path / "a" / FILE).read_bytes() == content and not (tmp_path / "a" / "study.toml").exists()
+
+
+def test_an_arm_keeps_the_name_that_an_earlier_version_gave_it(tmp_path: Path):
+    text = 'tasks = ["cartpole-swingup"]\n[[grid]]\nmax_grad_norm = [1e20]\ngamma = [0.9999999]\n'
+    (tmp_path / "mine.toml").write_text(text)
+    wanted = load_study(tmp_path / "mine.toml")
+    old = StudyDir(tmp_path, "mine", LAYOUT, (wanted.jobs[0]._replace(arm="geppo-max_grad_norm1e+20-gamma1"),))
+    write_study(old)
+    assert continued(open_study(tmp_path), wanted).jobs == old.jobs == tuple(chosen(old, wanted, Options()))
+    more = dataclasses.replace(wanted, jobs=(*wanted.jobs, wanted.jobs[0]._replace(config=job(gamma=0.9).config)))
+    assert [one.arm for one in continued(old, more).jobs] == [old.jobs[0].arm, wanted.jobs[0].arm]
 
 
 def test_steps_taken_ignores_a_torn_row(tmp_path: Path):

@@ -17,11 +17,11 @@ from gpi.errors import UsageError
 from gpi.report.blocks import Chart, Report, Section, Table
 from gpi.report.page import page
 from gpi.rundir.course import BIN
+from gpi.rundir.random_policy import RandomPolicy
 from gpi.study.claims import MISSING
 from gpi.study.contents import report_of
 from gpi.study.definition import Job, load_study
 from gpi.study.frame import arm_of, results_of
-from gpi.study.learning import RandomPolicy
 from gpi.study.limits import RETURN
 from gpi.study.results import Result, read_pack
 from gpi.study.sections.missing import command_of
@@ -119,7 +119,7 @@ def test_blocks_of_seeds_are_joined_and_what_is_unfinished_does_not_count():
     assert states["reacher-hard", 0] == "unfinished"
     columns = results.table()
     assert columns["seed"] == [0, 1, 2, 3, 4, 5, 0] and columns["complete"] == [True] * 3 + [False] * 2 + [True, False]
-    assert set(columns) == {"task", "arm", "algorithm", "kappa", "seed", "steps", "goal", "final", "state", "complete"}
+    assert " ".join(columns) == "task arm algorithm kappa seed steps goal final state final_steps complete"
     with pytest.raises(UsageError, match="pandas is not installed"):
         results.to_pandas()
 
@@ -266,6 +266,31 @@ def test_lost_seeds_are_counted_and_named():
     counts = table(found, "lost")
     assert [counts[name] for name in ("arm", "learned", "below 80 %", "below 50 %")] == [["ppo"], [3], [2], [1]]
     assert table(found, "lost-seeds")["seed"] == [1, 2] and "2 seeds of 3" in section(found, "lost").text[0]
+
+
+def test_learning_in_short_runs_is_judged_by_their_few_episodes():
+    runs = [made("reacher-easy", a, [115.0] * 3, steps=50_000) for a in ("ppo", "geppo")]
+    for steps, learned in ((204_800, "yes"), (10_000, "no")):
+        found = report_of([changed(run, final_steps=steps) for run in runs])
+        assert table(found, "by-task-kappa-1")["learning"] == [learned], steps
+
+
+def test_a_short_run_in_a_pack_of_an_earlier_version_is_named():
+    old = made("cheetah-run", "ppo", [500.0], steps=100_000)
+    lead = " ".join(report_of([old, made("cheetah-run", "trpo", [500.0], steps=500_000)]).lead)
+    assert "1 run of fewer than 409,600 steps is from a pack of an earlier version" in lead
+    assert "earlier version" not in " ".join(report_of([changed(old, final_steps=20_000)]).lead)
+
+
+def test_what_cannot_be_judged_as_lost_is_said():
+    runs = [made("cheetah-run", "ppo", [500.0] * 3, steps=100_000), made("Unknown-v0", "ppo", [500.0, 400.0])]
+    found = section(report_of(runs), "lost")
+    assert found.text == ("Not judged: 3 seeds, as the run is too short.",
+                          "Not judged: 2 seeds, as the random policy is not known.")  # fmt: skip
+    assert not found.blocks
+    known = report_of(runs, random={"Unknown-v0": RandomPolicy(1.0, 350.0, 100.0, 9)})
+    assert section(known, "lost").text[0] == "0 seeds of 2 lost what they had learned."
+    assert table(known, "lost")["learned"] == [1], "above the random policy by more than its spread"
 
 
 def test_the_audit_is_summed_over_the_runs_of_an_arm():

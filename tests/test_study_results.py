@@ -1,6 +1,7 @@
 """Results and packs: what a run says in few numbers, read with the suspicion that policies are read with."""
 
 import dataclasses
+import hashlib
 import json
 import tarfile
 from pathlib import Path
@@ -10,10 +11,13 @@ import pytest
 
 import gpi
 import hostile
+import made_runs
+from gpi import files
 from gpi.errors import FileError, UsageError
-from gpi.rundir.course import BIN, curve_of
-from gpi.rundir.run import final_performance
+from gpi.rundir.course import BIN, bin_of, curve_of, final_performance, joined
 from gpi.study import results
+from gpi.study.frame import results_of
+from gpi.study.gathered import gathered
 from gpi.study.results import Result, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
 from own_runs import TINY
 
@@ -36,7 +40,7 @@ def test_a_result_says_what_the_run_says(cut: list[Path]):
     assert result.audit["updates"] == 4885 and result.versions["envpool"] == "1.2.5" and result.devices == ("cuda:0",)
     for p, seed in enumerate(result.seeds):
         steps, returns = run.episodes(seed)
-        assert result.final[p] == final_performance(steps, returns)
+        assert result.final[p] == final_performance(steps, returns, 1_000_000)
         count, mean, square = result.curve[p].T
         assert count.sum() == len(returns) and len(count) == 101
         inside = returns[(steps > 7 * BIN) & (steps <= 8 * BIN)]
@@ -55,6 +59,54 @@ def test_an_empty_bin_is_zero_and_a_last_episode_has_a_place():
     curve = curve_of(np.array([1, BIN, BIN + 1, 3 * BIN]), np.array([1.0, 3.0, 5.0, 7.0]), 3)
     np.testing.assert_array_equal(curve, [[2, 2, 5], [1, 5, 25], [1, 7, 49]])
     assert not curve_of(np.array([]), np.array([]), 2).any()
+
+
+def test_a_short_run_has_points_of_a_hundredth_and_says_what_its_final_performance_is_over(tmp_path: Path):
+    assert [bin_of(x) for x in (1_000_000, 999_999, 50_000, 6_000, 99)] == [10_000, 5_000, 500, 50, 1]
+    made_runs.make_run(tmp_path / "a", made_runs.job(steps=50_000).config)
+    short = read_result(tmp_path / "a")
+    assert (short.bin, short.final_steps) == (500, 10_000) and short.curve.shape == (2, 100, 3)
+    assert parse_pack(encode_pack([short]))[0].final_steps == 10_000
+    steps, curves = results_of([short]).curves("cheetah-run", "ppo", 100)
+    np.testing.assert_allclose(curves[0], gpi.Run(tmp_path / "a").episodes(0)[1], rtol=1e-6)
+    assert steps[0] == 250.0
+    made_runs.make_run(tmp_path / "b", made_runs.job(steps=20_000).config)
+    steps, curves = results_of([read_result(tmp_path / "b")]).curves("cheetah-run", "ppo", 100)
+    assert len(steps) == 40 and np.isfinite(curves).all(), "as many as there are episodes"
+    for wrong in ({"bin": 7}, {"bin": 500.0}, {"final_steps": 0}, {"final_steps": "x"}):
+        with pytest.raises(FileError, match="no results have"):
+            parse_pack(encode_pack([dataclasses.replace(short, **wrong)]))
+
+
+def test_long_runs_have_the_packs_of_earlier_versions(cut: list[Path]):
+    result = read_result(cut[0])
+    about = json.loads(files.decode(encode_pack([result]))[0]["0/about"].tobytes())
+    assert not {"bin", "final_steps"} & set(about) and (result.bin, result.final_steps) == (BIN, 204_800)
+
+
+def test_what_an_earlier_version_kept_of_a_run_is_read_again(tmp_path: Path):
+    study = made_runs.make_study(tmp_path / "a", made_runs.job())
+    run, found = study.run(study.jobs[0]), gathered(study.path)
+    facts = (run / "episodes.csv").stat()
+    parts = [(run / name).read_bytes() for name in ("config.json", "DONE")]
+    parts.append(f"{facts.st_size} {facts.st_mtime_ns}".encode())
+    old = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+    [kept] = (study.path / "cache").iterdir()
+    kept.unlink()
+    write_pack(study.path / "cache" / f"{old}.safetensors", [dataclasses.replace(found[0], final=found[0].final + 1)])
+    np.testing.assert_array_equal(gathered(study.path)[0].final, found[0].final)
+
+
+def test_a_run_that_an_earlier_version_read_is_the_same_run(tmp_path: Path):
+    made_runs.make_run(tmp_path / "a", made_runs.job(steps=50_000).config)
+    now = read_result(tmp_path / "a")
+    windows = {"curve": joined(now.curve, 20).astype(np.float32), "bin": BIN, "final_steps": 204_800}
+    before = dataclasses.replace(now, final=now.final + 1, audit={"updates": 3}, **windows)
+    assert merged([before], [now]) == [now] == merged([now], [before])
+    other = before.curve.copy()
+    other[1, 3, 1] += 0.1
+    with pytest.raises(UsageError, match="two different results"):
+        merged([now], [dataclasses.replace(before, curve=other)])
 
 
 def test_a_pack_holds_results_bit_for_bit(cut: list[Path], tmp_path: Path):

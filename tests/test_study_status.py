@@ -113,6 +113,13 @@ def test_the_screen_fits(columns: int, rows: int | None, state: State):
         assert any("…" in line for line in lines)
 
 
+def test_returns_of_a_thousand_and_more_are_whole():
+    jobs = [JobStatus(job("Pendulum-v1", arm), "done", 9, x, 0.0) for arm, x in (("ppo", -1262.4), ("trpo", -99.6))]
+    *_, head, line, _ = screen(Status("x", tuple(jobs)), 80)
+    assert head == "return so far     a      b" and line == "Pendulum-v1   -1262   -100"
+    assert [number(x, 7) for x in (-1234.4, 12345.0, -99_999.0)] == ["-1234", "12345", "-100k"]
+
+
 def test_numbers_take_four_columns():
     values = [0.0, 1.234, -9.96, 99.9, 999.9, -99.9, -1234.0, 12345.0, -123456.0, 1e7, -1e30, 1e300]
     assert all(len(number(x)) <= 4 for x in values) and [number(x) for x in values[:4]] == ["0.0", "1.2", "-10", "100"]

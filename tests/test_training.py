@@ -109,6 +109,7 @@ def test_run_directory(trained_run: gpi.Run):
     assert (trained_run.dir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     done = json.loads((trained_run.dir / "DONE").read_text())
     assert done["complete"] and done["steps"] == [5120] * 3 and done["iterations"] == 5
+    assert done["final_steps"] == 1024 and done["returns"] == {str(s): x for s, x in trained_run.returns.items()}
 
 
 def test_metrics_have_every_seed_and_true_steps(trained_run: gpi.Run):

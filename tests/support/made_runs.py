@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpi.config import Config
+from gpi.rundir.course import final_window
+from gpi.rundir.run import Run
 from gpi.study.definition import Job
 from gpi.study.directory import Layout, StudyDir, write_study
 
@@ -45,8 +47,9 @@ def make_run(
     write(path / "timing.csv", "iteration,steps,collect_seconds,learn_seconds,seconds", timing)
     (path / "audit.json").write_text(json.dumps({"updates": steps // 1000, "verdict": "held"}))
     if taken is None:
-        finals = {str(seed): float(returns[seed][10:].mean()) for seed in returns}
-        done = {"complete": True, "steps": [steps] * config.seeds, "frozen": {}, "returns": finals}
+        finals = {str(seed): x for seed, x in Run(path).returns.items()}
+        ended = {"complete": True, "steps": [steps] * config.seeds, "frozen": {}}
+        done = {**ended, "returns": finals, "final_steps": final_window(steps)}
         (path / "DONE").write_text(json.dumps(done))
 
 

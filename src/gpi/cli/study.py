@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from gpi.cli.study_run import add_run
 from gpi.cli.study_status import add_status
 from gpi.machine import cores
 from gpi.study.definition import Job, Study, builtin_names, load_study
-from gpi.study.estimate import core_seconds, disk_bytes, hours
+from gpi.study.estimate import core_seconds, disk_bytes, hours, size_in_words, time_in_words
+from gpi.training.progress import plural
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -51,6 +53,8 @@ def run_show(parsed: argparse.Namespace) -> int:
     """Print a study."""
     study = load_study(parsed.study, named(parsed.env))
     print(as_json(study) if parsed.json else as_text(study))
+    for note in study.notes:
+        print(f"note: {note}", file=sys.stderr)
     return 0
 
 
@@ -73,17 +77,19 @@ def as_text(study: Study) -> str:
     """Return a study as lines for people: its tasks, its arms, and what it costs."""
     tasks, arms = Counter(job.task for job in study.jobs), Counter(job.arm for job in study.jobs)
     width = max(map(len, arms))
-    lines = [f"{study.name}: {len(study.jobs)} jobs, {len(tasks)} tasks by {len(arms)} arms", ""]
+    sizes = f"{plural(len(tasks), 'task')} by {plural(len(arms), 'arm')}"
+    lines = [f"{study.name}: {plural(len(study.jobs), 'job')}, {sizes}", ""]
     for arm in arms:
         jobs = [job for job in study.jobs if job.arm == arm]
         seeds = sum(job.config.seeds for job in jobs)
-        spent = sum(map(core_seconds, jobs)) / 3600
-        lines.append(f"  {arm:<{width}}  {len(jobs):>4} jobs  {seeds:>5} seeds  {spent:>7.1f} core hours")
+        spent = time_in_words(sum(map(core_seconds, jobs)))
+        counts = f"{plural(len(jobs), 'job'):>9}  {plural(seeds, 'seed'):>11}"
+        lines.append(f"  {arm:<{width}}  {counts}  {spent:>11} of one core")
     lines += ["", f"tasks: {', '.join(tasks)}", ""]
-    disk = sum(map(disk_bytes, study.jobs)) / 1e9
+    time = time_in_words(3600 * hours(study, cores()))
     lines += [
         f"steps in all   {study.steps:,}",
-        f"disk           about {disk:,.1f} GB",
-        f"time           about {hours(study, cores()):,.1f} hours on the {cores()} cores here, without a GPU",
+        f"disk           about {size_in_words(sum(map(disk_bytes, study.jobs)))}",
+        f"time           about {time} on the {plural(cores(), 'core')} here, without a GPU",
     ]
     return "\n".join(lines)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
 
 SECONDS = 2.0  # between looks
-CELL = 5  # columns of a return and its mark
+CELL, WIDE = 5, 7  # columns of a return and its mark, and where returns are in thousands and there is room
+HEAD = "return so far"
 TASK = 24  # columns of a task, at most
 MARKS = {"done": " ", "running": "~", "waiting": "-", "failed": "!"}
 LETTERS = string.ascii_lowercase + string.ascii_uppercase  # that stand for arms
@@ -111,14 +112,15 @@ def matrix(status: Status, columns: int, rows: int | None) -> list[str]:
     for one in status.jobs:
         cells.setdefault((one.job.task, one.job.arm), []).append(one)
     tasks, arms = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
-    width = min(max(map(len, tasks)), TASK, max(8, columns - CELL * len(arms)))
-    kept = arms[: min(max(1, (columns - width) // CELL - (len(arms) * CELL > columns - width)), len(LETTERS))]
-    head = [
-        *legend(kept, columns),
-        "return so far".ljust(width)[:width] + "".join(f"{x:>4} " for x in LETTERS[: len(kept)]),
-    ]
+    width = min(max(len(HEAD), *map(len, tasks)), TASK)
+    large = any(abs(one.returns) >= 999.5 for one in status.jobs)
+    size = WIDE if large and width + WIDE * len(arms) <= columns else CELL
+    width = min(width, max(8, columns - size * len(arms)))
+    kept = arms[: min(max(1, (columns - width) // size - (len(arms) * size > columns - width)), len(LETTERS))]
+    head = [*legend(kept, columns), short(HEAD, width) + "".join(f"{x:>{size - 1}} " for x in LETTERS[: len(kept)])]
     lines = [
-        short(task, width) + "".join(cell(cells.get((task, arm), [])) for arm in kept) + "  …" * (len(kept) < len(arms))
+        short(task, width) + "".join(cell(cells.get((task, arm), []), size) for arm in kept)
+        + "  …" * (len(kept) < len(arms))
         for task in tasks
     ]  # fmt: skip
     if rows is not None and len(head) + len(lines) + 1 > rows:
@@ -143,24 +145,24 @@ def short(name: str, width: int) -> str:
     return name.ljust(width) if len(name) <= width else f"{name[: width - 1]}…"
 
 
-def cell(jobs: list[JobStatus]) -> str:
+def cell(jobs: list[JobStatus], size: int = CELL) -> str:
     """Return the mean over the jobs of a task and arm, which differ in their seeds, and the least of their states."""
     values = [(one.returns, one.job.config.seeds) for one in jobs if math.isfinite(one.returns)]
     if not jobs:
-        return " " * CELL
+        return " " * size
     if not values:
         mark = "!" if any(one.state == "failed" for one in jobs) else "·"
-        return f"{mark:>{CELL - 1}} "
+        return f"{mark:>{size - 1}} "
     mean = sum(x * n for x, n in values) / sum(n for _, n in values)
     states = [one.state for one in jobs]
     state = next((state for state in ("failed", "running", "waiting") if state in states), "done")
-    return f"{number(mean):>{CELL - 1}}{MARKS[state]}"
+    return f"{number(mean, size):>{size - 1}}{MARKS[state]}"
 
 
-def number(x: float) -> str:
-    """Return a return in at most four columns."""
+def number(x: float, size: int = CELL) -> str:
+    """Return a return in at most two columns less than so many, or in four."""
     small = [f"{x:.1f}"] * (abs(x) < 10)
     for text in (*small, f"{x:.0f}", f"{x / 1e3:.0f}k", f"{x / 1e6:.0f}M", f"{x:.0e}"):
-        if len(text) < CELL:
+        if len(text) <= max(4, size - 2):
             return text
     return "-inf" if x < 0 else "inf"

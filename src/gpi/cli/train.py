@@ -18,8 +18,9 @@ from gpi.config import GROUPS, NORMALISERS, Config
 from gpi.config_file import NO_FILE, combined, read_settings
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
+from gpi.rundir.course import window_in_words
 from gpi.rundir.evaluations import best_mean
-from gpi.rundir.run import CURVE, FINAL_RETURN, Run
+from gpi.rundir.run import CURVE, Run
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -117,7 +118,8 @@ def run_train(parsed: argparse.Namespace) -> int:
 def closing(run: Run, signal: int | None) -> int:
     """Say how a run ended and where it is; return the exit code."""
     known = {seed: x for seed, x in run.returns.items() if not math.isnan(x)}
-    tell(*([*numbers("final return", known), f"  ({FINAL_RETURN})"] if known else ["no episode has ended yet"]))
+    over = f"  (mean of the episodes in the {window_in_words(max(run.steps.values()))})"
+    tell(*([*numbers("final return", known), over] if known else ["no episode has ended yet"]))
     best = {seed: mean for seed in run.seeds if (mean := best_mean(run.dir, seed)) > -math.inf}
     if best:
         tell(*numbers("best evaluation", best), f"  (`gpi eval {run.dir} --policy best` plays new episodes)")

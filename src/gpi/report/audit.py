@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpi.core.plan import ALGORITHMS
+from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.report.calibration import Calibration, calibrate, spans_of
-from gpi.rundir.course import BEST_BINS, BIN, BINS_LIMIT, LAST_BINS, Course, course, curve_of
+from gpi.rundir.course import BINS_LIMIT, Course, Scale, bin_of, course, curve_of
+from gpi.rundir.random_policy import scale_of
 from gpi.rundir.run import Run, damaged, read_rows
 from gpi.rundir.tables import EARLIER
 from gpi.theory.certificate import leaves
@@ -65,9 +67,9 @@ class Lost(NamedTuple):
     """A seed that lost what it had learned, by the study's rule (`rundir/course.py`)."""
 
     seed: int
-    best: float  # mean return of its best 50,000 steps
+    best: float  # mean return of its best twentieth of the run
     step: int  # at which these ended
-    last: float  # mean return of the last 200,000 steps, as far as they come after the best
+    last: float  # mean return of the last fifth of the run, as far as it comes after the best
 
     def words(self) -> str:
         """Say what was lost."""
@@ -107,8 +109,8 @@ class AuditSummary:
     demanded: bool  # whether eq (11), of the policies that act, holds by construction on the samples that measure it
     normaliser_tv: float  # mean TV the normaliser moved the policy by, which no bound covers
     worst: dict[str, Worst]  # by name of the bound
-    learned: int  # seeds that learned something that could be lost: their best 50,000 steps have a mean above 100
-    lost: tuple[Lost, ...]  # of these, seeds that lost it; a run of less than 250,000 steps cannot say
+    learned: int  # seeds that learned something that could be lost, where the random policy is known
+    lost: tuple[Lost, ...]  # of these, seeds that lost it; a short run cannot say
     calibration: Calibration | None  # of the surrogate's gains; None for a run too short to say
     undone: int = 0  # times that a seed was proven to have lost what it had learned, and went back
     certified: tuple[float | None, ...] = ()  # with --trust keep, what each seed is held to; None for nothing
@@ -280,7 +282,8 @@ def summarise(run: Run) -> AuditSummary:
         ratio = np.where(some, measured / np.where(some, allowed, 1.0), np.where(measured > 0.0, np.inf, 0.0))
         i = int(np.nanargmax(ratio))
         worst[bound] = Worst(float(ratio[i]), int(table["seed"][i]), int(table["iteration"][i]))
-    courses, withdrawn = courses_of(run, table), withdrawn_of(run, table)
+    courses = courses_of(run, table, scale_of(dmc.short_name(config["task"])))
+    withdrawn = withdrawn_of(run, table)
     broken = {bound: int(np.sum(table[f"{bound}_held"] != 1.0)) for bound in BOUNDS}
     return AuditSummary(
         run=run.dir.absolute().name,
@@ -332,20 +335,18 @@ def withdrawn_of(run: Run, table: dict[str, np.ndarray]) -> tuple[Outside, ...]:
     return tuple(found)
 
 
-def courses_of(run: Run, table: dict[str, np.ndarray]) -> dict[int, Course]:
-    """Return what each seed learned and lost, of those that have taken the 250,000 steps of the best and the last.
-
-    Seeds whose numbers no curve can hold are left out.
-    """
+def courses_of(run: Run, table: dict[str, np.ndarray], scale: Scale | None) -> dict[int, Course]:
+    """Return what each seed learned and lost; seeds whose numbers no curve can hold are left out."""
     courses = {}
     for seed, ends in run.all_episodes().items():
         taken = np.nan_to_num(table["steps"][table["seed"] == seed], nan=0.0, posinf=0.0)
-        bins = round(float(np.max(taken, initial=0.0)) / BIN)
-        if BEST_BINS + LAST_BINS <= bins <= BINS_LIMIT:
+        most = float(np.max(taken, initial=0.0))
+        size = bin_of(int(most))
+        if 1 <= (bins := round(most / size)) <= BINS_LIMIT:
             with np.errstate(over="ignore"):
-                curve = curve_of(*ends, bins)
+                curve = curve_of(*ends, bins, size)
             if np.isfinite(curve).all():
-                courses[seed] = course(curve)
+                courses[seed] = course(curve, scale, size)
     return courses
 
 

@@ -17,6 +17,7 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError, read_error
 from gpi.rundir import policies
+from gpi.rundir.course import final_performance
 from gpi.standalone import Facts
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from gpi.standalone import Policy
 
 CURVE = "learning_curve.png"
-FINAL_STEPS = 204_800  # the authors' window: final performance is the mean return of the episodes that end in it
-FINAL_EPISODES = 10  # at least so many make a final return
-FINAL_RETURN = "mean of the episodes in the last tenth of the steps, at least of the last 10"
 
 
 @dataclass(frozen=True)
@@ -78,33 +76,21 @@ class Run:
 
     @property
     def returns(self) -> dict[int, float]:
-        """Final return of each seed: mean of the episodes in the last tenth of its steps, at least of the last ten."""
-        taken = self.steps
-        return {seed: final_return(*ends, taken[seed]) for seed, ends in self.all_episodes().items()}
+        """Final performance of each seed: mean return of the episodes of the last 204,800 steps, or of the last fifth.
+
+        The last fifth is that of runs of fewer than 409,600 steps.
+        """
+        taken = max(self.steps.values())
+        return {seed: final_performance(*ends, taken) for seed, ends in self.all_episodes().items()}
 
     @property
     def final_performance(self) -> dict[int, float]:
-        """Final performance of each seed, the study's figure: mean return of the episodes of its last 204,800 steps."""
-        return {seed: final_performance(*ends) for seed, ends in self.all_episodes().items()}
+        """The same as `returns`."""
+        return self.returns
 
     def policy(self, seed: int | Literal["best"] | None = None, policy: Which = "last") -> Policy:
         """Return the final policy of a seed, by default the first, or its best; see `gpi.load`."""
         return policies.load(self.dir, seed, policy)
-
-
-def final_return(steps: np.ndarray, returns: np.ndarray, taken: int) -> float:
-    """Return the mean of the episodes that ended in the last tenth of the steps taken, at least of the last ten.
-
-    Episodes are given in the order in which they ended; NaN if there is none.
-    """
-    count = max(int((10 * steps > 9 * taken).sum()), FINAL_EPISODES)
-    return float(returns[-count:].mean()) if len(returns) else float("nan")
-
-
-def final_performance(steps: np.ndarray, returns: np.ndarray) -> float:
-    """Return the mean return of the episodes that ended in the last `FINAL_STEPS` steps; NaN if none did."""
-    last = returns[steps > steps.max() - FINAL_STEPS] if len(steps) else returns
-    return float(last.mean()) if len(last) else float("nan")
 
 
 def read_settings(path: Path) -> Facts:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpi.rundir.random_policy import RandomPolicy
 from gpi.study.claims import BEST, CLAIMS, Column, quantities
 from gpi.study.intervals import cautious_interval
-from gpi.study.learning import RandomPolicy
 
 JUDGED = tuple(claim for claim in CLAIMS if claim.column == BEST and claim.name != "Best-number")
 """The columns of single algorithms have the same quantity, and the number has that of the words."""

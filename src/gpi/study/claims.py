@@ -30,8 +30,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.envs import dmc
+from gpi.rundir.random_policy import RandomPolicy
 from gpi.study.intervals import WHOLE, Statistic, Strata, cautious_interval
-from gpi.study.learning import RandomPolicy, margin
+from gpi.study.learning import margin
 from gpi.study.paper import Finals
 
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not judged: data missing"

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpi.report.blocks import Report, Section
+from gpi.rundir.course import final_window
+from gpi.rundir.random_policy import RandomPolicy, random_returns
 from gpi.study.definition import Job
 from gpi.study.frame import FINISHED, Results, results_of
-from gpi.study.learning import RandomPolicy
 from gpi.study.results import Result
 from gpi.study.sections.aggregates import aggregates_section
 from gpi.study.sections.audit import audit_section
@@ -19,7 +20,6 @@ from gpi.study.sections.missing import commands_of, missing_section, unasked, ve
 from gpi.study.sections.paper import paper_section, sparsity_section
 from gpi.study.sections.runs import curves_section, lost_section
 from gpi.study.sections.words import FINAL, Material, listed
-from gpi.study.sparsity import random_returns
 from gpi.training.progress import plural
 
 TITLE = "Study"
@@ -77,6 +77,11 @@ def lead_of(material: Material, sections: Sequence[Section]) -> tuple[str, ...]:
     ]
     if extra := unasked(material):
         lines.append(f"{plural(extra, 'run')} among them {'is' if extra == 1 else 'are'} no part of the study itself.")
+    if earlier := sum(run.final_steps > final_window(max(run.steps)) for run in results.runs if run.complete):
+        lines.append(
+            f"{plural(earlier, 'run')} of fewer than 409,600 steps {'is' if earlier == 1 else 'are'} from a pack of an "
+            "earlier version: their final performance is over the last 204,800 steps, or over all."
+        )
     there = {section.name for section in sections}
     absent = [words for name, words in OPTIONAL.items() if name not in there]
     if absent:

@@ -6,21 +6,26 @@ names that the user has given to environments of their own.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import itertools
+import json
+import math
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpi.config import Config, checked_type, decided, nearest
+from gpi.config import Config, checked_type, decided, nearest, without_effect
 from gpi.config_file import Document, Settings, meant, parse_toml, read_toml
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.files import shown
+from gpi.rundir.course import BIN, BINS_LIMIT
 from gpi.training.job import resolve
 
 BUILTIN = resources.files("gpi.study") / "builtin"  # not by `files.read`: installers may link a package's files
@@ -31,7 +36,14 @@ TASK_GROUPS = {
 }
 KEYS = {"name": str, "tasks": list, "seeds": int, "seed": int, "steps": int, "settings": dict, "grid": list}
 OF_STUDY = ("task", "seeds", "seed", "steps")  # settings that a grid may not have
+OPTIONS = tuple(typing.get_type_hints(Config))
+LISTS = (tuple[int, ...], tuple[float, ...])  # types of settings whose one value is a list
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ARM_LENGTH = 255  # characters that a part of a path may have
+ARM_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{ARM_LENGTH - 1}}}")  # earlier versions wrote 1e+20 in names
+JOBS_LIMIT = 100_000
+SEEDS_LIMIT = 1_000  # of a job, which is one process
+STEPS_LIMIT = BIN * BINS_LIMIT  # what a learning curve can hold
 
 
 class Arm(NamedTuple):
@@ -64,6 +76,8 @@ class Study:
 
     name: str
     jobs: tuple[Job, ...]
+    notes: tuple[str, ...] = ()
+    """What its file says without effect, one line each."""
 
     @property
     def steps(self) -> int:
@@ -102,20 +116,45 @@ def read_study(document: Document, environments: Mapping[str, str]) -> Study:
     for key in data:
         if key not in KEYS:
             raise UsageError(f"{document.where(key)}: unknown key {shown(key)}{meant(key, nearest(key, KEYS))}")
+    if not isinstance(data.get("settings", {}), dict):
+        raise UsageError(f"{document.where('settings')}: settings must be a table; write [settings] above their lines")
     name = data.get("name", Path(document.name).stem)
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise UsageError(f"{document.where('name')}: name = {shown(name)} must be letters, digits, dots and dashes")
     common = {key: setting(document, (key,), key, data[key]) for key in ("seeds", "seed", "steps") if key in data}
-    arms = list(arms_of(document))
+    for key, most in (("seeds", SEEDS_LIMIT), ("steps", STEPS_LIMIT)):
+        if common.get(key, 0) > most:
+            rule = f"must be at most {most:,} in a study; use fewer"
+            raise UsageError(f"{document.where(key)}: {key} = {common[key]:,} {rule}")
+    notes: list[str] = []
+    tasks = tasks_of(document, environments, notes)
+    arms = list(arms_of(document, len(tasks), notes))
     jobs = [
         Job(task, arm.name, checked_job(document, environments.get(task, task), common, arm))
-        for task in tasks_of(document, environments) for arm in arms
+        for task in tasks for arm in arms
     ]  # fmt: skip
-    return Study(name, tuple(jobs))
+    return Study(name, tuple(jobs), (*notes, *notes_of(jobs)))
 
 
-def tasks_of(document: Document, environments: Mapping[str, str]) -> list[str]:
-    """Return the tasks of a study by the names it uses, groups resolved, none of them twice."""
+def notes_of(jobs: Sequence[Job]) -> Iterator[str]:
+    """Yield a line for each arm that differs from an earlier one in nothing that its algorithm reads."""
+    seen: dict[str, str] = {}
+    for _, arm, config in (job for job in jobs if job.task == jobs[0].task):
+        idle = {line.partition(" ")[0]: line for line in without_effect(config, OPTIONS)}
+        first = seen.setdefault(made_by(dataclasses.replace(config, **dict.fromkeys(idle))), arm)
+        if first != arm:
+            why = [line for name, line in idle.items() if name in arm]
+            yield f"{arm} trains what {first} trains{': ' if why else ''}{'; '.join(why)}"
+
+
+def made_by(config: Config) -> str:
+    """Return the settings that make an arm: all but the task, the seeds and the steps."""
+    settings = dataclasses.asdict(config)
+    return json.dumps({name: x for name, x in settings.items() if name != "task" and name not in OF_STUDY})
+
+
+def tasks_of(document: Document, environments: Mapping[str, str], notes: list[str]) -> list[str]:
+    """Return the tasks of a study by the names it uses, groups resolved, none of them twice; add to the notes."""
     named = document.data.get("tasks")
     listed = [named] if isinstance(named, str) else named
     if not (isinstance(listed, list) and listed and all(isinstance(name, str) for name in listed)):
@@ -127,47 +166,59 @@ def tasks_of(document: Document, environments: Mapping[str, str]) -> list[str]:
             remedy = f'give it a name: --env mine={name}, and tasks = ["mine"]'
             raise UsageError(f"{document.where('tasks', place)}: {shown(name)} {rule}; {remedy}")
         for task in TASK_GROUPS.get(name, (dmc.short_name(name),)):
-            if task not in environments and not NAME.fullmatch(task):
+            if not NAME.fullmatch(task):
                 raise UsageError(
                     f"{document.where('tasks', place)}: task {shown(name)} has no name that a path can have"
                 )
+            if task in found:
+                notes.append(f"{document.where('tasks', place)}: {task} is named twice, and run once")
             found[task] = None
     return list(found)
 
 
-def arms_of(document: Document) -> Iterator[Arm]:
-    """Yield the arms of every grid: each combination of its values."""
+def arms_of(document: Document, tasks: int, notes: list[str]) -> Iterator[Arm]:
+    """Yield the arms of every grid: each combination of its values; add to the notes."""
     grids = document.data.get("grid")
+    if isinstance(grids, dict):
+        raise UsageError(f"{document.where('grid')}: [grid] is one table, and a study has several; write [[grid]]")
     if not (isinstance(grids, list) and grids and all(isinstance(grid, dict) for grid in grids)):
         raise UsageError(f'{document.where("grid")}: no [[grid]]; add one with algorithm = ["ppo", "geppo"]')
     shared = {
         name: setting(document, ("settings", name), name, value)
         for name, value in document.data.get("settings", {}).items()
     }
-    seen: dict[str, int] = {}
-    for place, grid in enumerate(grids):
-        for chosen in combinations(document, place, grid):
-            arm = Arm(arm_name(chosen), shared | chosen, place)
-            if seen.get(arm.name) == place:  # an on-policy algorithm in a grid with several kappas
-                continue
-            if arm.name in seen:
+    several = [values_of(document, place, grid) for place, grid in enumerate(grids)]
+    number = tasks * sum(math.prod(map(len, values.values())) for values in several)
+    if number > JOBS_LIMIT:
+        rule = f"must be at most {JOBS_LIMIT:,}; shorten the lists of a grid"
+        raise UsageError(f"{document.where('grid')}: jobs = {number:,} {rule}")
+    seen: dict[str, Arm] = {}
+    for place, values in enumerate(several):
+        for choice in itertools.product(*values.values()):
+            arm = Arm(arm_name(chosen := dict(zip(values, choice, strict=True))), shared | chosen, place)
+            old = seen.setdefault(arm.name, arm)
+            if old.grid != place:
                 raise UsageError(f"{document.where('grid', place)}: {arm.name} is in the study already; remove one")
-            seen[arm.name] = place
-            yield arm
+            if old is arm:
+                yield arm
+            elif old.settings == arm.settings:
+                notes.append(f"{document.where('grid', place)}: {arm.name} is in the grid twice, and run once")
 
 
-def combinations(document: Document, place: int, grid: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-    """Yield every choice of one value per setting of a grid."""
+def values_of(document: Document, place: int, grid: Mapping[str, object]) -> dict[str, list[Any]]:
+    """Return the values of each setting of a grid; of one that is a list itself, several are a list of lists."""
     kinds = typing.get_type_hints(Config)
-    values = {}
+    found = {}
     for name, value in grid.items():
         several = isinstance(value, list) and (
-            kinds.get(name) != tuple[int, ...] or any(isinstance(x, list) for x in value)
+            kinds.get(name) not in LISTS or any(isinstance(part, list) for part in value)
         )
         listed = value if several and isinstance(value, list) else [value]
-        values[name] = [setting(document, ("grid", place, name), name, one) for one in listed]
-    for choice in itertools.product(*values.values()):
-        yield dict(zip(values, choice, strict=True))
+        if not listed:
+            rule = "is an empty list; name a value, or leave it out"
+            raise UsageError(f"{document.where('grid', place, name)}: {name} = [] {rule}")
+        found[name] = [setting(document, ("grid", place, name), name, each) for each in listed]
+    return found
 
 
 def setting(document: Document, key: tuple[str | int, ...], name: str, value: object) -> Any:
@@ -184,21 +235,27 @@ def setting(document: Document, key: tuple[str | int, ...], name: str, value: ob
 
 
 def arm_name(chosen: Mapping[str, Any]) -> str:
-    """Return the name of an arm: its algorithm, and every other setting that its grid names."""
+    """Return the name of an arm: its algorithm, and every other setting that its grid names.
+
+    A name that is too long for a path ends in a hash of the whole.
+    """
     algorithm = chosen.get("algorithm", "geppo")
     reuses = algorithm in ALGORITHMS and ALGORITHMS[algorithm].plan != "on_policy"
     parts = [
         f"{name}{plain(value)}" for name, value in chosen.items() if name != "algorithm" and (reuses or name != "kappa")
     ]
-    return "-".join([str(algorithm), *parts])
+    name = "-".join([str(algorithm), *parts])
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return name if len(name) <= ARM_LENGTH else f"{name[: ARM_LENGTH - 13]}-{digest}"
 
 
 def plain(value: object) -> str:
-    """Return a value as part of a name."""
+    """Return a value as part of a name; other values have other names."""
     if isinstance(value, tuple):
-        return "x".join(map(str, value))
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return re.sub(r"[^A-Za-z0-9.]+", "_", text)
+        return "x".join(str(part).replace("+", "") for part in value)
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    text = repr(value) if isinstance(value, float) and float(short) != value else short
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text.replace("e+", "e"))
 
 
 def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: Arm) -> Config:

@@ -31,7 +31,7 @@ from gpi.config import Config, config_of
 from gpi.errors import FileError, UsageError
 from gpi.rundir.done import read_done
 from gpi.standalone import Facts
-from gpi.study.definition import NAME, Job
+from gpi.study.definition import ARM_NAME, NAME, Job, Study, made_by
 
 FILE = "study.json"
 FORMAT = "gpi-study-directory-1"
@@ -102,8 +102,8 @@ def open_study(path: Path) -> StudyDir:
 
 def job_of(one: Facts) -> Job:
     """Return a job as study.json has it; its names become paths, so they must be plain."""
-    for name in (one["task"], one["arm"]):
-        if not (isinstance(name, str) and NAME.fullmatch(name)):
+    for name, rule in ((one["task"], NAME), (one["arm"], ARM_NAME)):
+        if not (isinstance(name, str) and rule.fullmatch(name)):
             raise FileError(f"the name {files.shown(name)} of a job is not plain")
     return Job(one["task"], one["arm"], config_of({"task": one["task"], **one["config"]}))
 
@@ -127,21 +127,32 @@ def write_study(study: StudyDir) -> None:
 # --- more jobs ------------------------------------------------------------------------------------------------------
 
 
+def continued(known: StudyDir, wanted: Study) -> StudyDir:
+    """Return a study that goes on as its file now says; raise UsageError if the file is of another study."""
+    if wanted.name != known.name:
+        remedy = f'name another directory, or write name = "{known.name}" into the file'
+        raise UsageError(f"{known.path} holds the study {files.shown(known.name)}, not {wanted.name!r}; {remedy}")
+    return dataclasses.replace(known, jobs=extended(known.jobs, wanted.jobs))
+
+
 def extended(known: Iterable[Job], wanted: Iterable[Job]) -> tuple[Job, ...]:
     """Return the jobs of a study that goes on: those it has, to as many steps as are wanted, and blocks of new seeds.
 
-    Jobs that are no longer wanted stay. Other settings than steps and seeds make another arm.
+    Jobs that are no longer wanted stay. Other settings than steps and seeds make another arm; an arm with the same
+    ones keeps the name that an earlier version gave it.
     """
     jobs = {job.name: job for job in known}
     blocks: dict[tuple[str, str], list[Job]] = {}
+    names = {(job.task, made_by(job.config)): job.arm for job in jobs.values()}
     for job in jobs.values():
         blocks.setdefault((job.task, job.arm), []).append(job)
     for job in wanted:
+        if (job.task, job.arm) not in blocks:
+            job = job._replace(arm=names.get((job.task, made_by(job.config)), job.arm))
         have = blocks.get((job.task, job.arm), [])
         for old in have:
             require_same_arm(old, job)
-            steps = max(old.config.steps, job.config.steps)
-            jobs[old.name] = old._replace(config=dataclasses.replace(job.config, **block_of(old), steps=steps))
+            jobs[old.name] = old._replace(config=dataclasses.replace(job.config, **block_of(old)))
         for seed, seeds in new_blocks(have, job.config):
             more = job._replace(config=dataclasses.replace(job.config, seed=seed, seeds=seeds))
             jobs[more.name] = more
@@ -154,7 +165,7 @@ def block_of(job: Job) -> dict[str, int]:
 
 
 def require_same_arm(old: Job, new: Job) -> None:
-    """Raise UsageError if a job of the same task and arm has other settings than the study began with."""
+    """Raise UsageError if a job of the same task and arm had other settings when the study began, or more steps."""
     free = ("task", "seed", "seeds", "steps")
     before, now = (dataclasses.asdict(job.config) for job in (old, new))
     changed = [name for name in before if name not in free and before[name] != now[name]]
@@ -164,6 +175,9 @@ def require_same_arm(old: Job, new: Job) -> None:
             f"{new.task}, {new.arm}: {name} = {now[name]!r}, but this study began with {before[name]!r}; "
             "name another directory, or make it an arm of its own"
         )
+    if new.config.steps < old.config.steps:
+        began = f"this study has {old.config.steps:,}, which are never taken back"
+        raise UsageError(f"steps = {new.config.steps:,}, but {began}; name another directory, or as many steps")
 
 
 def new_blocks(have: Iterable[Job], config: Config) -> list[tuple[int, int]]:

@@ -44,6 +44,16 @@ def disk_bytes(job: Job) -> int:
     return config.seeds * (tables + CHECKPOINTS * buffer) + 2**17
 
 
+def time_in_words(seconds: float) -> str:
+    """Return a rough time: minutes below two hours, never 0."""
+    return f"{max(1.0, seconds / 60):,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
+
+
+def size_in_words(size: float) -> str:
+    """Return a rough number of bytes: MB below 1 GB, never 0."""
+    return f"{max(1.0, size / 1e6):,.0f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
+
+
 def hours(study: Study, cores: int) -> float:
     """Return about how many hours a study takes on this many cores, all of them busy, without a GPU."""
     return sum(core_seconds(job) for job in study.jobs) / cores / 3600

@@ -20,7 +20,7 @@ from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UsageError
-from gpi.rundir.course import BIN, COUNT, MEAN
+from gpi.rundir.course import BIN, COUNT, MEAN, joined
 from gpi.study.definition import arm_name, plain
 from gpi.study.results import NOT_OF_ARM, Result
 
@@ -41,13 +41,15 @@ class Seed(NamedTuple):
     goal: int
     """The steps that its run is to take."""
     final: float
-    """Final performance: mean return over the last 204,800 steps."""
+    """Final performance: mean return over the last `final_steps`."""
     state: str
     """Finished; unfinished; frozen, where it met NaN and its run went on without it; or no episode at the end."""
     run: int
     """The place of its run among the results."""
     place: int
     """Its place in the run."""
+    final_steps: int
+    """204,800, or a fifth of the steps of a shorter run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class Results:
         """Every seed, by task, arm and number."""
         rows = [
             Seed(run.config.short_task, arm, run.config.algorithm, kappa_of(run.config), seed, run.steps[place],
-                 run.config.steps, float(run.final[place]), state_of(run, place), number, place)
+                 run.config.steps, float(run.final[place]), state_of(run, place), number, place, run.final_steps)
             for number, (arm, run) in enumerate(zip(self.names, self.runs, strict=True))
             for place, seed in enumerate(run.seeds)
         ]  # fmt: skip
@@ -99,27 +101,32 @@ class Results:
         return {arm: {task: np.array(x) for task, x in tasks.items()} for arm, tasks in found.items() if tasks}
 
     def curves(self, task: str, arm: str, points: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the middles of bins of 10,000 steps and each seed's mean return there, `[seeds, bins]`; NaN if empty.
+        """Return the middles of bins of steps and each seed's mean return there, `[seeds, bins]`; NaN if empty.
 
-        Unfinished seeds are among them. A last bin that steps hardly reach into is left out: few episodes end there.
-        With `points`, adjacent bins are joined until there are no more than so many.
+        A bin is 10,000 steps, or a hundredth of a shorter run. Unfinished seeds are among them. A last bin that steps
+        hardly reach into is left out: few episodes end there. With `points`, adjacent bins are joined until there are
+        no more than so many, nor than a seed has episodes.
         """
         rows = [row for row in self.seeds if (row.task, row.arm) == (task, arm)]
         if not rows:
             raise UsageError(f"there is no result of {arm} on {task}; the arms are {', '.join(self.arms)}")
-        parts = [self.runs[row.run].curve[row.place] for row in rows]
+        runs = [self.runs[row.run] for row in rows]
+        width = max(run.bin for run in runs)
+        parts = [joined(run.curve[row.place], width // run.bin) for run, row in zip(runs, rows, strict=True)]
         ends = [int(np.flatnonzero(part[:, COUNT])[-1]) + 1 for part in parts if part[:, COUNT].any()]
-        reached = max((max(1, round(row.steps / BIN)) for row in rows), default=0)
+        reached = max((max(1, round(row.steps / width)) for row in rows), default=0)
         bins = min(max(ends, default=0), reached)
-        joined = -(-bins // points) if points and bins else 1
-        size = -(-bins // joined)
-        counts, sums = np.zeros((2, len(parts), size * joined))
-        for place, part in enumerate(parts):
-            used = np.asarray(part[:bins], np.float64)
-            counts[place, : len(used)], sums[place, : len(used)] = used[:, COUNT], used[:, COUNT] * used[:, MEAN]
-        count, total = (x.reshape(len(parts), size, joined).sum(axis=-1) for x in (counts, sums))
-        steps = BIN * joined * (np.arange(size) + 0.5)
-        return steps, np.where(count > 0.0, total / np.maximum(count, 1.0), np.nan)
+        if points and width < BIN:  # where episodes are long, many bins of a short run have none
+            points = min(points, *(max(1, int(part[:, COUNT].sum())) for part in parts))
+        number = -(-bins // points) if points and bins else 1
+        size = -(-bins // number)
+        curves = np.zeros((len(parts), size * number, 3))
+        for curve, part in zip(curves, parts, strict=True):
+            used = part[:bins]
+            curve[: len(used)] = used
+        found = joined(curves, number)
+        steps = width * number * (np.arange(size) + 0.5)
+        return steps, np.where(found[..., COUNT] > 0.0, found[..., MEAN], np.nan)
 
     def table(self) -> dict[str, list[Any]]:
         """Return one row for every seed, as columns, from task and arm to final performance and state.

@@ -19,6 +19,7 @@ from gpi.study.results import Placed, Result, encode_pack, key_of, merged, read_
 from gpi.study.sources import NEEDED, read_run, read_source, run_directories
 
 PACKS, CACHE = "packs", "cache"
+READING = 2
 PACK_RESULTS = 1000  # in one file: its header has a limit
 
 
@@ -117,11 +118,12 @@ def own_results(study: StudyDir, *, unfinished: bool, quiet: bool, keep: bool) -
 def finished(run: Path, cache: Path | None) -> list[Placed]:
     """Return the result of a run that has ended, read from its tables once and from then on from a small file.
 
-    The file's name is a hash of what the run's files say about themselves, so a run that is extended has another.
+    The file's name is a hash of what the run's files say about themselves, so a run that is extended has another; and
+    of how they are read, as an earlier version's windows of short runs were others.
     """
     facts = os.lstat(run / "episodes.csv")
     parts = [files.read(run, name, files.JSON_LIMIT) for name in ("config.json", "DONE")]
-    digest = hashlib.sha256(b"\0".join([*parts, f"{facts.st_size} {facts.st_mtime_ns}".encode()])).hexdigest()
+    digest = hashlib.sha256(b"\0".join([*parts, f"{facts.st_size} {facts.st_mtime_ns} {READING}".encode()])).hexdigest()
     path = cache / f"{digest[:32]}.safetensors" if cache else None
     if path and path.exists():
         with suppress(FileError):

@@ -14,7 +14,7 @@ import numpy as np
 from gpi.config import validate
 from gpi.errors import UsageError
 from gpi.files import shown
-from gpi.rundir.course import BIN, COUNT, MEAN, SQUARE
+from gpi.rundir.course import COUNT, MEAN, SQUARE
 
 if TYPE_CHECKING:
     from gpi.study.results import Result
@@ -66,7 +66,7 @@ def require_numbers(value: object) -> None:
 def require_curve(result: Result) -> None:
     """Raise UsageError unless returns are of a size to calculate with, and the curve is as long as the run."""
     count, mean, square = (result.curve[..., part] for part in (COUNT, MEAN, SQUARE))
-    bins = -(-max(*result.steps, 1) // BIN)
+    bins = -(-max(*result.steps, 1) // result.bin)
     if result.curve.shape[1] != bins:
         raise UsageError(f"its curve has {result.curve.shape[1]:,} bins, its steps make {bins:,}")
     if not ((count >= 0) & (count <= EPISODES) & (count == np.rint(count))).all():

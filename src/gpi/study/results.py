@@ -22,16 +22,27 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError
 from gpi.report.audit import summarise
-from gpi.rundir.course import BIN, BINS_LIMIT, curve_of
+from gpi.rundir.course import (
+    BIN,
+    BINS,
+    BINS_LIMIT,
+    FINAL_STEPS,
+    bin_of,
+    curve_of,
+    final_performance,
+    final_window,
+    joined,
+)
 from gpi.rundir.done import read_done
 from gpi.rundir.resume import FREE
-from gpi.rundir.run import Run, final_performance, open_run
+from gpi.rundir.run import Run, open_run
 from gpi.standalone import Facts
 from gpi.study.limits import ALL_SEEDS, SEEDS, require_plain
 
 FORMAT, FIRST = "gpi-study-2", "gpi-study-1"  # the first did not say how TV was estimated
 SIZE_LIMIT = 1 << 28
 POINTS_LIMIT = 10_000_000  # of all seeds' curves
+WINDOWS = {"final_steps": FINAL_STEPS, "bin": BIN}  # what earlier versions had, and the files of long runs leave out
 NOT_OF_ARM = ("task", "seed", "seeds", "threads", "backend", *FREE)  # settings that make no other arm
 
 
@@ -43,13 +54,17 @@ class Result:
     steps: tuple[int, ...]
     """Steps that each seed has taken."""
     curve: np.ndarray
-    """`[seeds, bins, 3]`: of the episodes that ended in each 10,000 steps their number, mean return and mean square."""
+    """`[seeds, bins, 3]`: of the episodes that ended in each bin their number, mean return and mean square."""
     final: np.ndarray
-    """`[seeds]`, final performance: mean return over the last 204,800 steps; NaN without an episode there."""
+    """`[seeds]`, final performance: mean return over the last `final_steps`; NaN without an episode there."""
     audit: Facts
     versions: Facts
     devices: tuple[str, ...]
     complete: bool
+    final_steps: int = FINAL_STEPS
+    """Those of final performance: a fifth of a short run; of one that an earlier version read 204,800, or all."""
+    bin: int = BIN
+    """Steps of a bin of the curve; earlier versions had no other."""
 
     @property
     def seeds(self) -> range:
@@ -77,17 +92,19 @@ def read_result(directory: str | Path) -> Result:
     done = read_done(run.dir) or {}
     config = config_of({name: x for name, x in run.config.items() if name in Config.__dataclass_fields__})
     taken = tuple(done.get("steps") or run.steps.values())  # a table that was cut down may lack the last iteration
-    bins = -(-max(*taken, 1) // BIN)
+    most, size = max(*taken, 1), bin_of(config.steps)
+    bins = -(-most // size)
     fits = len(taken) == config.seeds and min(taken) >= 0 and bins <= BINS_LIMIT and config.seeds * bins <= POINTS_LIMIT
     episodes = list(run.all_episodes().values()) if fits else []
     if not fits or not all(0 < step <= BINS_LIMIT * BIN for steps, _ in episodes for step in (*steps[:1], *steps[-1:])):
         found = f"{config.seeds} seeds and steps {files.shown(taken)}"
         raise FileError(f"{run.dir} is no run of a study (expected at most {BINS_LIMIT * BIN:,} steps, found {found})")
     return Result(
-        config, taken, np.stack([curve_of(*one, bins) for one in episodes]),
-        np.array([final_performance(*one) for one in episodes]), audit_of(run), about.get("versions", {}),
+        config, taken, np.stack([curve_of(*one, bins, size) for one in episodes]),
+        np.array([final_performance(*one, most) for one in episodes]), audit_of(run), about.get("versions", {}),
         tuple(map(str, about.get("devices", []))),
-        done.get("complete") is True and max(taken) >= config.steps,  # while it is extended, DONE is still the old one
+        done.get("complete") is True and most >= config.steps,  # while it is extended, DONE is still the old one
+        final_window(most), size,
     )  # fmt: skip
 
 
@@ -121,6 +138,7 @@ def encode_pack(results: Sequence[Result], form: str = FORMAT) -> bytes:
             "config": as_first_saved(result.config), "steps": list(result.steps), "audit": audit,
             "versions": result.versions, "devices": list(result.devices), "complete": result.complete,
         }  # fmt: skip
+        about |= {name: x for name, usual in WINDOWS.items() if (x := getattr(result, name)) != usual}
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
         arrays[f"{number}/about"] = np.frombuffer(text, np.uint8)
         arrays[f"{number}/curve"] = result.curve.astype(np.float32)
@@ -158,6 +176,10 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
     facts = files.parse_json(about.tobytes(), f"result {number}")
     try:
         config, steps = config_of(facts["config"]), facts["steps"]
+        windows = {name: facts.get(name, usual) for name, usual in WINDOWS.items()}
+        whole = all(type(x) is int for x in windows.values())
+        if not whole or windows["bin"] not in BINS or not 0 < windows["final_steps"] <= FINAL_STEPS:
+            raise FileError(f"no results have {files.shown(windows)}")
         texts = (*facts["devices"], *facts["versions"].values())
         if config.algorithm not in ALGORITHMS or not 1 <= config.seeds <= MAX_SEED or not 0 <= config.seed <= MAX_SEED:
             raise FileError(f"{files.shown(config.algorithm)} with {files.shown(config.seeds)} seeds is no run")
@@ -172,8 +194,7 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
             raise FileError(f"its arrays do not fit (expected {expected}, found {shapes})")
         found = Result(
             config, tuple(steps), curve, final, {"estimate": first_estimate(facts["audit"])} | facts["audit"],
-            facts["versions"], tuple(facts["devices"]),
-            facts["complete"] is True,
+            facts["versions"], tuple(facts["devices"]), facts["complete"] is True, **windows,
         )  # fmt: skip
         require_plain(found)
         return found
@@ -246,9 +267,26 @@ def continues(later: Result, earlier: Result) -> bool:
     if more >= 0 and later.complete and not earlier.complete:
         return True
     if more > 0 and later.complete >= earlier.complete:
-        whole = min(earlier.steps) // BIN  # bins that have all their episodes in both
-        return whole > 0 and np.array_equal(later.curve[:, :whole], earlier.curve[:, :whole])
-    return encode_pack([later], FIRST) == encode_pack([earlier], FIRST)
+        return same_curve(later, earlier, min(earlier.steps) // max(later.bin, earlier.bin))  # bins whole in both
+    return alike(later, earlier)
+
+
+def alike(later: Result, earlier: Result) -> bool:
+    """Return whether two results are of the same run and steps, the second perhaps as an earlier version read it."""
+    same = dataclasses.replace(earlier, audit=later.audit)
+    if later.bin < earlier.bin and same_curve(later, earlier, len(earlier.curve[0])):
+        own = {name: getattr(later, name) for name in ("curve", "final", *WINDOWS)}
+        same = dataclasses.replace(same, **own)
+    return encode_pack([later]) == encode_pack([same])
+
+
+def same_curve(one: Result, other: Result, bins: int) -> bool:
+    """Return whether two curves agree in so many of the larger bins, of which there must be one."""
+    size = max(one.bin, other.bin)
+    x, y = (joined(result.curve, size // result.bin)[:, :bins] for result in (one, other))
+    if bins < 1 or x.shape != y.shape or one.bin == other.bin:
+        return bins > 0 and np.array_equal(x, y)
+    return np.allclose(x, y, atol=1e-6 * np.abs(y).max(axis=(0, 1)))  # their means are of single precision
 
 
 def require_same_simulator(old: Placed, new: Placed) -> None:

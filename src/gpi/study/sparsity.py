@@ -14,14 +14,10 @@ from gpi import files
 from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
 from gpi.errors import FileError, GpiError
-from gpi.standalone import Facts
-from gpi.study.learning import RandomPolicy
+from gpi.rundir.random_policy import SAMPLES, RandomPolicy, parse, random_returns
 
-SAMPLES = 100_000
 NEGLIGIBLE = 0.01  # the largest reward that counts as none
 ENVIRONMENTS = 10
-MEASURED = Path(__file__).parent / "sparsity.json"
-"""The 28 tasks, measured once: `python benchmarks/sparsity.py`."""
 CACHED = "random-policy.json"
 
 
@@ -65,14 +61,6 @@ def sparsity(task: str, samples: int = SAMPLES) -> float:
 def measured() -> dict[str, float]:
     """Return the sparsity of the 28 tasks as it was measured for the package."""
     return {task: one.sparsity for task, one in random_returns().items()}
-
-
-def random_returns() -> dict[str, RandomPolicy]:
-    """Return what a random policy meets on each of the 28 tasks, as it was measured for the package."""
-    try:
-        return parse(MEASURED.read_bytes())  # not by `files.read`: installers may link a package's files
-    except FileError as error:
-        raise FileError(f"{MEASURED} cannot be used: {error}; install gpi again") from error
 
 
 def sparsity_of(
@@ -137,26 +125,6 @@ def version_of(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def parse(data: bytes, samples: int = SAMPLES) -> dict[str, RandomPolicy]:
-    """Return the measurements in a file, none if of another number of samples; raise FileError if it is not one."""
-    about: Facts = files.parse_json(data, "the table of random policies")
-
-    def number(x: object) -> float:
-        return np.nan if x is None else float(x)  # type: ignore[arg-type]
-
-    try:
-        if about["samples"] != samples:
-            return {}
-        return {
-            task: RandomPolicy(
-                float(share), number(about["returns"][task]["mean"]), number(about["returns"][task]["deviation"]),
-                int(about["returns"][task]["episodes"]),
-            ) for task, share in about["sparsity"].items()
-        }  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"it lacks the sparsity or the returns of a task ({type(error).__name__} {error})") from error
 
 
 def read_cache(directory: Path | None, samples: int) -> dict[str, RandomPolicy]:

@@ -2,8 +2,8 @@
 
 Aggregates over tasks with intervals (how the latter are made and how often they hold: `intervals.py`, `coverage.py`),
 the difference of two arms task by task, and what one seed's curve says about learning and losing. *Final performance*
-is a seed's mean training return over the last 204,800 steps. Seeds of two arms are not pairs, even where their
-numbers agree.
+is a seed's mean training return at the end of its run (`rundir/course.py`). Seeds of two arms are not pairs, even where
+their numbers agree.
 """
 
 from __future__ import annotations

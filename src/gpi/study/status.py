@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from gpi.errors import FileError
+from gpi.rundir.course import final_performance
 from gpi.rundir.done import read_done
 from gpi.rundir.tables import RECENT_EPISODES
 from gpi.standalone import Facts
@@ -250,11 +251,21 @@ def ended(run: Path) -> Seen | None:
     with suppress(FileError):  # a run that is being extended removes it
         done = read_done(run)
         if done is not None and done["complete"]:
-            returns = done.get("returns")
+            returns, taken = done.get("returns"), max(done["steps"], default=0)
             values = list(returns.values()) if isinstance(returns, dict) else []
             numbers = [value for value in values if isinstance(value, int | float)]
-            return Seen(True, max(done["steps"], default=0), mean(numbers), 0.0)
+            if "final_steps" not in done:  # an earlier version's final return is over other steps
+                with suppress(OSError, ValueError):
+                    numbers = finals_of(run, taken)
+            return Seen(True, taken, mean(numbers), 0.0)
     return None
+
+
+def finals_of(run: Path, taken: int) -> list[float]:
+    """Return the final performance of each seed, read in a hundredth of a second."""
+    table = np.loadtxt(run / "episodes.csv", delimiter=",", skiprows=1, usecols=(0, 1, 2), ndmin=2)
+    several = [table[table[:, 0] == seed] for seed in np.unique(table[:, 0])]
+    return [final_performance(one[:, 1], one[:, 2], taken) for one in several]
 
 
 def last_rows(path: Path, size: int) -> list[list[str]]:

@@ -26,6 +26,7 @@ from gpi.machine import cores
 from gpi.policy_file import policy_of, save
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
+from gpi.rundir.course import final_window
 from gpi.rundir.evaluations import kept_best, read_evaluations, rewind
 from gpi.rundir.resume import find_checkpoint, identity_of
 from gpi.rundir.run import CURVE, Run
@@ -291,6 +292,7 @@ class Session:
             "steps": [int(x) for x in tables.steps],
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "returns": {str(seed): None if np.isnan(x) else x for seed, x in result.returns.items()},
+            "final_steps": final_window(max(result.steps.values())),
         } | trainer.facts())  # fmt: skip
 
     def _draw(self, result: Run) -> None:

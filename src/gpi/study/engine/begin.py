@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from gpi import files
 from gpi.errors import DiskError, UsageError, disk_error
-from gpi.study.definition import Job, Study, builtin_names, builtin_text
-from gpi.study.directory import FILE, Layout, StudyDir, extended, open_study, write_study
+from gpi.study.definition import Job, Study, builtin_names, builtin_text, made_by
+from gpi.study.directory import FILE, Layout, StudyDir, continued, open_study, write_study
 from gpi.study.engine import machine_layout
 from gpi.study.engine.locks import Shard
 from gpi.study.estimate import core_seconds, disk_bytes
@@ -75,7 +75,7 @@ def begin(
             began = f"this study began with {known.layout.cores}, and its results depend on it"
             raise UsageError(f"--cores {options.cores}, but {began}; leave it out, or name another directory")
         require(known.layout)
-        found = StudyDir(out, known.name, known.layout, extended(known.jobs, study.jobs))
+        found = continued(known, study)
         if aims(found) != aims(known):
             write_study(found)
         return found
@@ -119,8 +119,8 @@ def refuse_foreign(out: Path) -> None:
 
 def chosen(study: StudyDir, wanted: Study, options: Options) -> list[Job]:
     """Return the jobs of this runner: of the arms that its study has, in its shard, and that the pattern matches."""
-    arms = {(job.task, job.arm) for job in wanted.jobs}
-    jobs = [job for job in study.jobs if (job.task, job.arm) in arms]
+    arms = {(job.task, made_by(job.config)) for job in wanted.jobs}  # an earlier version may have named them otherwise
+    jobs = [job for job in study.jobs if (job.task, made_by(job.config)) in arms]
     if options.only:
         jobs = matching(jobs, options.only)
     return jobs if options.shard is None else shard_of(jobs, options.shard)

@@ -79,7 +79,7 @@ def run_on_ray(
         screen = stack.enter_context(Screen(stream, quiet=quiet))
         if not ray:
             here = places(study.layout, todo, options.jobs)
-            for note in [here.note, stack.enter_context(sharing()) if here.gpus else ""]:
+            for note in [*wanted.notes, here.note, stack.enter_context(sharing()) if here.gpus else ""]:
                 screen.say(f"note: {note}") if note else None
             ray = stack.enter_context(own_cluster(here.number * study.layout.cores, len(here.gpus)))
         heed_signals(stop)

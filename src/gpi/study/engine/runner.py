@@ -86,6 +86,8 @@ def run_study(
         here = places(study.layout, todo, options.jobs)
         screen = stack.enter_context(Screen(stream, quiet=quiet))
         announce(screen, study, jobs, todo, here)
+        for note in wanted.notes:
+            screen.say(f"note: {note}")
         if todo and study.layout.platform == "gpu" and here.number > 1:
             note = stack.enter_context(sharing())
             screen.say(f"note: {note}") if note else None

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from gpi.report.blocks import Chart, Line, Section, Table
 from gpi.rundir.course import course_at
+from gpi.rundir.random_policy import scale_of
 from gpi.study.frame import FINISHED
-from gpi.study.sections.words import Material, bounds_of, slug
+from gpi.study.sections.words import Material, bounds_of, listed, slug
 from gpi.study.statistics import reach_of
 from gpi.training.progress import plural
 
 POINTS = 100
 LOST = (
-    "A seed has lost what it had learned if the mean return of its last 200,000 steps is below 80 % (or 50 %) of that "
-    "of its best 50,000 steps, by more than three standard errors of the two; and the best was above 100. Of seeds "
-    "that never change but have episodes of 0 or 1,000 by chance, 3 to 9 % still seem to have lost a fifth."
+    "A seed has lost what it had learned if the mean return of the last fifth of its run is below 80 % (or 50 %) of "
+    "that of the best twentieth, by more than three standard errors of the two; and the best was above the random "
+    "policy's mean return by a tenth of what that lacks to 1,000. Returns of other tasks than DeepMind Control's count "
+    "from the random policy's mean, and the best must be above it by more than the standard deviation of its episodes. "
+    "Of seeds that never change but have episodes of 0 or 1,000 by chance, 3 to 9 % still seem to have lost a fifth."
 )
 Row = tuple[str | int | float | None, ...]
 
@@ -25,8 +30,8 @@ Row = tuple[str | int | float | None, ...]
 def curves_section(material: Material) -> Section:
     """Return the learning curves: a chart for each task, with every arm and every seed."""
     charts = [curve_chart(material, task) for task in material.results.tasks]
-    text = ("Mean return of the episodes that end in each 10,000 steps: the mean over seeds, its interval, and every "
-            "seed faintly. Unfinished seeds are shown as far as they are.",)  # fmt: skip
+    text = ("Mean return of the episodes that end in each 10,000 steps (a hundredth of a shorter run): the mean over "
+            "seeds, its interval, and every seed faintly. Unfinished seeds are shown as far as they are.",)  # fmt: skip
     return Section("curves", "Learning curves", text, tuple(chart for chart in charts if chart.lines))
 
 
@@ -40,9 +45,9 @@ def curve_chart(material: Material, task: str) -> Chart:
             continue
         mean, low, high = bands(returns, bounds_of([task]))
         lines.append(Line(arm, steps, mean, low, high, returns, material.tags(arm, task)))
-    width = max((len(line.x) for line in lines), default=0)
+    widths = sorted({int(line.x[0] * 2) for line in lines})
     note = "Student's interval of 95 % over the seeds at each point." + (
-        f" Points are means over {int(lines[0].x[0] * 2):,} steps." if width else ""
+        f" Points are means over {listed([f'{width:,}' for width in widths])} steps." if widths else ""
     )
     return Chart(slug(f"curve-{task}"), task, note, "steps", "return", tuple(lines), tags=material.tags(task=task))
 
@@ -64,10 +69,12 @@ def bands(returns: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray,
 def lost_section(material: Material) -> Section:
     """Return how many seeds of each arm lost what they had learned, and which."""
     runs = material.results.runs
-    courses = [
-        (row, course_at(runs[row.run].curve[row.place], row.steps))
+    scales = {task: scale_of(task, material.random.get(task)) for task in material.results.tasks}
+    every = [
+        (row, course_at(runs[row.run].curve[row.place], row.steps, scales[row.task], runs[row.run].bin))
         for row in material.results.seeds if row.state == FINISHED
     ]  # fmt: skip
+    courses = [(row, one) for row, one in every if not one.why_not]
     rows: list[Row] = []
     for arm in material.results.arms:
         mine = [one for row, one in courses if row.arm == arm]
@@ -77,7 +84,7 @@ def lost_section(material: Material) -> Section:
             share = 100.0 * fifth / learned if learned else None
             rows.append((arm, len(mine), learned, fifth, half, share))
     lost = [
-        (row.task, row.arm, row.seed, one.best.mean, one.last.mean, 100.0 * one.last.mean / one.best.mean)
+        (row.task, row.arm, row.seed, one.best.mean, one.last.mean, one.kept(one.last))
         for row, one in courses if one.lost_fifth
     ]  # fmt: skip
     columns = ("arm", "seeds", "learned", "below 80 %", "below 50 %", "below 80 %, % of learned")
@@ -87,5 +94,9 @@ def lost_section(material: Material) -> Section:
         Table("lost-seeds", "Each of these seeds", LOST, ("task", "arm", "seed", "best", "last", "last, % of best"),
               tuple(lost), tuple(material.tags(row[1], row[0]) for row in lost)),
     ]  # fmt: skip
-    text = f"{plural(len(lost), 'seed')} of {len(courses):,} lost what they had learned."
-    return Section("lost", "Learned and lost", (text,), tuple(tables if lost else tables[:1]))
+    text = [f"{plural(len(lost), 'seed')} of {len(courses):,} lost what they had learned."] if courses else []
+    text += [
+        f"Not judged: {plural(number, 'seed')}, as {why}."
+        for why, number in Counter(one.why_not for _, one in every if one.why_not).items()
+    ]
+    return Section("lost", "Learned and lost", tuple(text), tuple(tables if lost else tables[:1] if rows else []))

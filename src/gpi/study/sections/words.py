@@ -10,15 +10,17 @@ import numpy as np
 
 from gpi.envs import dmc
 from gpi.report.blocks import Tags
+from gpi.rundir.course import FINAL_STEPS
+from gpi.rundir.random_policy import RandomPolicy
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
-from gpi.study.learning import RandomPolicy, learning_occurs
+from gpi.study.learning import learning_occurs
 from gpi.study.statistics import SCALE, student
 
 FINAL = (
-    "Final performance is a seed's mean training return over its last 204,800 steps (over all, if there are fewer); "
-    "only seeds that have taken all steps of their run count."
+    "Final performance is a seed's mean training return over the last 204,800 steps of its run (the last fifth, if it "
+    "has fewer than 409,600); only seeds that have taken all steps of their run count."
 )
 NO_LEARNING = (
     "No learning: the best arm's mean final performance is not above the random policy's mean return by more than 10, "
@@ -52,7 +54,8 @@ class Material(NamedTuple):
     def learns(self, task: str, finals: np.ndarray) -> bool:
         """Return whether learning occurs on a task, whose random policy must be known."""
         known = self.random[task]
-        return learning_occurs(finals, known.mean, known.deviation, known.episodes)
+        steps = min(run.final_steps for run in self.results.runs if run.config.short_task == task)
+        return learning_occurs(finals, known.mean, known.deviation, known.episodes, steps / FINAL_STEPS)
 
     def judged(self, tasks: Sequence[str]) -> tuple[str, ...]:
         """Return the tasks whose random policy is known well enough to tell learning from none."""
