@@ -46,6 +46,23 @@ def test_a_wrong_word_leaves_no_directory(options: Options, line: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+def test_strict_keeps_the_normaliser_with_which_the_study_began(tmp_path: Path):
+    """Of earlier versions `auto` was the paper's under strict; a new study has the still one, and says so."""
+    path = tmp_path / "s.toml"
+    text = 'tasks = "cartpole-swingup"\nseeds = {}\nsteps = 2000\n[[grid]]\nalgorithm = "geppo"\ntrust = "strict"\n'
+    path.write_text(text.format(2))
+    new = load_study(path)
+    assert [one.config.normaliser for one in new.jobs] == ["still"]
+    then = [one._replace(config=dataclasses.replace(one.config, normaliser="auto")) for one in new.jobs]
+    write_study(StudyDir(tmp_path / "old", "s", LAYOUT, tuple(then)))
+    path.write_text(text.format(3))
+    study = begin(load_study(path), tmp_path / "old", Options(), require=lambda layout: None)
+    assert [(one.config.seed, one.config.seeds, one.config.normaliser) for one in study.jobs] == [
+        (0, 2, "auto"), (2, 1, "auto")
+    ]  # fmt: skip
+    assert chosen(study, load_study(path), Options()) == list(study.jobs)
+
+
 def test_names_of_own_environments_stay_names(tmp_path: Path):
     own = Job("mine", "ppo", Config(task="my_module:MyEnv-v0", algorithm="ppo"))
     write_study(StudyDir(tmp_path, "own", LAYOUT, (own,)))

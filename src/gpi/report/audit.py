@@ -282,8 +282,7 @@ def summarise(run: Run) -> AuditSummary:
         ratio = np.where(some, measured / np.where(some, allowed, 1.0), np.where(measured > 0.0, np.inf, 0.0))
         i = int(np.nanargmax(ratio))
         worst[bound] = Worst(float(ratio[i]), int(table["seed"][i]), int(table["iteration"][i]))
-    courses = courses_of(run, table, scale_of(dmc.short_name(config["task"])))
-    withdrawn = withdrawn_of(run, table)
+    courses, withdrawn = courses_of(run, table, scale_of(dmc.short_name(config["task"]))), withdrawn_of(run, table)
     broken = {bound: int(np.sum(table[f"{bound}_held"] != 1.0)) for bound in BOUNDS}
     return AuditSummary(
         run=run.dir.absolute().name,

@@ -149,7 +149,7 @@ def notes_of(jobs: Sequence[Job]) -> Iterator[str]:
 
 def made_by(config: Config) -> str:
     """Return the settings that make an arm: all but the task, the seeds and the steps."""
-    settings = dataclasses.asdict(config)
+    settings = dataclasses.asdict(decided(config))
     return json.dumps({name: x for name, x in settings.items() if name != "task" and name not in OF_STUDY})
 
 

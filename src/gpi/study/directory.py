@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpi import files
-from gpi.config import Config, config_of
+from gpi.config import Config, config_of, decided
 from gpi.errors import FileError, UsageError
 from gpi.rundir.done import read_done
 from gpi.standalone import Facts
@@ -150,6 +150,7 @@ def extended(known: Iterable[Job], wanted: Iterable[Job]) -> tuple[Job, ...]:
         if (job.task, job.arm) not in blocks:
             job = job._replace(arm=names.get((job.task, made_by(job.config)), job.arm))
         have = blocks.get((job.task, job.arm), [])
+        job = as_begun(job, have)
         for old in have:
             require_same_arm(old, job)
             jobs[old.name] = old._replace(config=dataclasses.replace(job.config, **block_of(old)))
@@ -157,6 +158,15 @@ def extended(known: Iterable[Job], wanted: Iterable[Job]) -> tuple[Job, ...]:
             more = job._replace(config=dataclasses.replace(job.config, seed=seed, seeds=seeds))
             jobs[more.name] = more
     return tuple(jobs.values())
+
+
+def as_begun(job: Job, have: Iterable[Job]) -> Job:
+    """Return a job with the normaliser that `auto` meant when its arm was begun, maybe by an earlier version."""
+    for old in have:
+        then = dataclasses.replace(job.config, normaliser=old.config.normaliser)
+        if decided(then) == job.config:
+            return job._replace(config=then)
+    return job
 
 
 def block_of(job: Job) -> dict[str, int]:
