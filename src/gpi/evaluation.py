@@ -19,13 +19,13 @@ from gpi.errors import EnvironmentFault, UsageError
 from gpi.rundir.policies import Which, find, steps_of
 from gpi.rundir.run import Run
 from gpi.standalone import Policy
+from gpi.student import student
 
 if TYPE_CHECKING:  # reading results must not start an environment
     from gpi.envs.importing import Make
     from gpi.envs.pool import HostPool, Spec
 
 PARALLEL = 16  # environments that play at the same time
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,19 @@ class Evaluation:
         return float(np.mean(list(self.means.values())))
 
     def interval(self, seed: int | None = None) -> tuple[float, float]:
-        """Return the 95 % bootstrap interval of the mean of a seed's episodes; without a seed, of the mean over seeds.
+        """Return the 95 % interval of the mean of a seed's episodes; without a seed, of the mean over seeds.
 
-        Runs differ by their seeds, so the latter resamples seeds; with a single seed, its episodes are resampled.
+        Both are Student's, as in a study's report: runs differ by their seeds, so the latter is wide where there are
+        two. With a single seed it is that of its episodes; of a single episode it is NaN.
         """
         if seed is None and len(self.returns) == 1:
             seed = next(iter(self.returns))
-        return bootstrap(np.array(list(self.means.values())) if seed is None else self.returns[seed])
+        _, low, high = student(np.array(list(self.means.values())) if seed is None else self.returns[seed])
+        return low, high
 
     def has_interval(self) -> bool:
         """Return whether `interval()` is one: a single episode has none."""
         return len(self.returns) > 1 or any(len(returns) > 1 for returns in self.returns.values())
-
-
-def bootstrap(x: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean of x."""
-    rng = np.random.default_rng(0)
-    means = [x[rng.integers(len(x), size=(100, len(x)))].mean(axis=1) for _ in range(RESAMPLES // 100)]
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def evaluate(

@@ -23,7 +23,7 @@ def add_eval(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "eval", help="play new episodes with trained policies: mean return of each seed, with confidence interval",
         description="Play episodes in environments unseen in training with each seed's final policy. Intervals are "
-        "95 % bootstrap intervals of the mean: of a seed over its episodes, of all over the seeds.",
+        "Student's 95 % intervals of the mean: of a seed over its episodes, of all over the seeds.",
     )  # fmt: skip
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory, or a policy file")
     verb.add_argument("--episodes", type=whole, default=10, help="episodes per seed (default: %(default)s)")

@@ -10,11 +10,12 @@ import numpy as np
 
 from gpi.envs import dmc
 from gpi.report.blocks import Tags
+from gpi.student import student
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
 from gpi.study.learning import RandomPolicy, learning_occurs
-from gpi.study.statistics import SCALE, student
+from gpi.study.statistics import SCALE
 
 FINAL = (
     "Final performance is a seed's mean training return over its last 204,800 steps (over all, if there are fewer); "
