@@ -11,7 +11,7 @@ from gpi.config import Config, require_known
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
-from gpi.files import shown
+from gpi.files import path_of, shown
 from gpi.report.audit import AuditSummary, summarise
 from gpi.run import Run
 from gpi.rundir import run as rundir
@@ -51,7 +51,8 @@ def train(
     name = tasks.name_of(env) if callable(env) else env
     user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
     config = Config(task=name, algorithm=algorithm, **settings)
-    return passing_on(*training.train(config, Path(out) if out else None, user, quiet=quiet, typed=settings))
+    directory = None if out is None else path_of(out, "out")
+    return passing_on(*training.train(config, directory, user, quiet=quiet, typed=settings), env)
 
 
 def resume(
@@ -65,29 +66,29 @@ def resume(
     """
     from gpi.training import train as training
 
+    if env is None and isinstance(run, rundir.Run):
+        env = run.env
     user = training.UserCode(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))
     name = env if isinstance(env, str) else ""
-    ended = training.resume(directory_of(run), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)
-    return passing_on(*ended)
+    ended = training.resume(path_of(run, "run"), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)
+    return passing_on(*ended, env)
 
 
-def passing_on(run: rundir.Run, number: int | None) -> Run:
-    """Return a run that no signal ended; otherwise pass the signal on, so that a loop around it ends too."""
+def passing_on(run: rundir.Run, number: int | None, env: str | Callable[..., Any] | None) -> Run:
+    """Return a run that no signal ended, with the user's own environment if it was trained in one.
+
+    Otherwise pass the signal on, so that a loop around it ends too.
+    """
     from gpi.training.signals import pass_on
 
     if number is not None:
         pass_on(number, f"interrupted and saved: gpi.resume({str(run.dir)!r}) continues")
-    return Run(run.dir)
+    return Run(run.dir, env if callable(env) or ":" in (env or "") else None)
 
 
 def audit(run: str | Path | rundir.Run) -> AuditSummary:
     """Count how often each bound of the theory held over all updates and seeds of a run, and find the worst update."""
-    return summarise(open_run(directory_of(run)))
-
-
-def directory_of(run: str | Path | rundir.Run) -> Path:
-    """Return the directory of a run."""
-    return run.dir if isinstance(run, rundir.Run) else Path(run)
+    return summarise(open_run(path_of(run, "run")))
 
 
 def with_tensorboard(callbacks: Sequence[Callback], tensorboard: bool) -> list[Callback]:

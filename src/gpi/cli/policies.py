@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpi.cli.parsing import ENV, whole
-from gpi.evaluation import Evaluation, play, require_positive, task_of
+from gpi.evaluation import Evaluation, play, require_positive, task_of, tell
 from gpi.export import export
 from gpi.rundir.policies import Found, Which, find
 from gpi.video import FPS, record
@@ -65,16 +66,18 @@ def run_eval(parsed: argparse.Namespace) -> int:
     """Evaluate policies and print the result."""
     require_positive(episodes=parsed.episodes, max_steps=parsed.max_steps)
     found = chosen(parsed)
-    task, make = task_of(found.policies, parsed.run_dir, parsed.env)
+    task, make, note = task_of(found.policies, parsed.run_dir, parsed.env)
     result = play(
         found.policies, task, make, parsed.episodes, deterministic=not parsed.sampled, max_steps=parsed.max_steps,
         quiet=False,
     )  # fmt: skip
-    print(as_json(result, found) if parsed.json else table(result, found))
+    tell(note, quiet=False)
+    notes = (*found.notes, *filter(None, [note, found.flattery]))
+    print(as_json(result, notes) if parsed.json else table(result, found))
     return 0
 
 
-def as_json(result: Evaluation, found: Found) -> str:
+def as_json(result: Evaluation, notes: Sequence[str]) -> str:
     """Return an evaluation with every episode as one JSON object; one episode has no interval."""
     low, high = result.interval() if result.has_interval() else (None, None)
     return json.dumps({
@@ -85,7 +88,7 @@ def as_json(result: Evaluation, found: Found) -> str:
                         "lengths": result.lengths[seed].tolist()}
             for seed, returns in result.returns.items()
         },
-        "notes": [*found.notes, *([found.flattery] if found.flattery else [])],
+        "notes": notes,
     })  # fmt: skip
 
 
@@ -140,12 +143,13 @@ def run_record(parsed: argparse.Namespace) -> int:
     """Record an episode, and say what it shows."""
     found = chosen(parsed, first=True)
     policies = found.policies
-    task, make = task_of(policies, parsed.run_dir, parsed.env)
+    task, make, note = task_of(policies, parsed.run_dir, parsed.env)
     seed, policy = next(iter(policies.items()))
     film = record(
         policy, task, parsed.out, make=make, seed=seed, steps=parsed.steps, fps=parsed.fps, size=parsed.size,
         camera=parsed.camera, sampled=parsed.sampled,
     )  # fmt: skip
+    tell(note, quiet=False)
     end = "to its end" if film.ended else "not to its end"
     print(f"{film.path}: seed {seed}, {film.length} steps ({end}), return {film.episode_return:.2f}, {film.fps:g} fps")
     if found.flattery:
