@@ -166,7 +166,13 @@ def validate_new(config: Config) -> None:
 
 
 def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
-    """Return a line for each of the settings that the user has given although the algorithm does not read it."""
+    """Return a line for each of the settings that the user has given although nothing reads it."""
+    idle = idle_settings(config)
+    return [f"{one} = {getattr(config, one)} has no effect with {idle[one]}" for one in typed if one in idle]
+
+
+def idle_settings(config: Config) -> dict[str, str]:
+    """Return the settings that nothing reads, each with the setting that makes it so."""
     name, rule = config.algorithm, ALGORITHMS[config.algorithm].rule
     natural = f"{name}, whose step has the length of its trust region"
     idle: dict[str, str] = {}
@@ -186,7 +192,7 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
         idle |= {"eval_episodes": "eval_every = 0, which evaluates nothing"}
     if config.eval_every > -(-config.steps // plan_of(config).steps):
         idle |= {"eval_every": f"{config.steps:,} steps, which are fewer iterations"}
-    return [f"{one} = {getattr(config, one)} has no effect with {idle[one]}" for one in typed if one in idle]
+    return idle
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
