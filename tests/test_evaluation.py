@@ -17,7 +17,7 @@ from gpi.envs import tasks
 from gpi.envs.pool import Spec
 from gpi.errors import FileError
 from gpi.evaluation import Evaluation, require_fit
-from gpi.standalone import GaussianPolicy
+from gpi.standalone import CategoricalPolicy, GaussianPolicy
 from gpi.student import student
 from gpi.video import record
 from own_runs import TINY, Watch, done
@@ -97,6 +97,8 @@ def test_a_run_stands_wherever_a_path_does(walk: tuple[gpi.Run, Watch, Evaluate]
 
 
 untyped: Any = gpi
+LAYERS = ((np.zeros((1, 1), np.float32), np.zeros(1, np.float32)),)
+CART = CategoricalPolicy(LAYERS, np.zeros(1), np.ones(1), 0, {"task": "CartPole-v1"})
 
 
 @pytest.mark.parametrize(("call", "line"), [
@@ -107,9 +109,15 @@ untyped: Any = gpi
     (lambda: untyped.Run(3.5), "run = 3.5 must be a path"),
     (lambda: untyped.resume(["r"]), "run = ['r'] must be a path"),
     (lambda: untyped.train("ppo", "Pendulum-v1", out=3), "out = 3 must be a path"),
-    (lambda: untyped.evaluate("x", episodes="x"), "episodes = 'x' must be a whole number; use 1 or more"),
-    (lambda: untyped.evaluate("x", episodes=True), "episodes = True must be a whole number; use 1 or more"),
-    (lambda: untyped.evaluate("x", max_steps=1.5), "max_steps = 1.5 must be a whole number; use 1 or more"),
+    (lambda: untyped.evaluate(CART, episodes="x"), "episodes = 'x' must be a whole number of at least 1; use"),
+    (lambda: untyped.evaluate(CART, episodes=True), "episodes = True must be a whole number of at least 1"),
+    (lambda: untyped.evaluate(CART, episodes=0), "episodes = 0 must be a whole number of at least 1"),
+    (lambda: untyped.evaluate(CART, max_steps=1.5), "max_steps = 1.5 must be a whole number of at least 1"),
+    (lambda: untyped.evaluate(CART, env=3), "env is a int; give a name, or the function or class that makes"),
+    (lambda: untyped.resume("r", env=3), "env is a int; give a name"),
+    (lambda: untyped.resume("r", quiet="no"), "quiet = 'no' must be true or false"),
+    (lambda: untyped.resume("r", allow_drift=1), "allow_drift = '1' must be true or false"),
+    (lambda: untyped.resume("r", tensorboard="yes"), "tensorboard = 'yes' must be true or false"),
     (lambda: untyped.evaluate(7), "the source of a policy = 7 must be a path"),
 ])  # fmt: skip
 def test_what_is_no_path_or_number_is_one_line(call: Callable[[], object], line: str):

@@ -1,20 +1,24 @@
 """Settings as people type them: unknown names, other libraries' names, values without effect."""
 
+import copy
 import csv
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import envs_own
 import gpi
 from gpi.cli import main
-from gpi.config import SYNONYMS, Config, nearest, validate, validate_new, without_effect
+from gpi.config import MOST, SYNONYMS, Config, nearest, validate, validate_new, without_effect
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
 from own_runs import TINY
 
+untyped: Any = gpi
 NAMES = [*Config.__dataclass_fields__]
 
 
@@ -40,6 +44,11 @@ def test_names_of_other_libraries_lead_to_ours():
     ((("ppo", "Pendulum-v1"), {"eps": 5}), "eps = 5.0 must be at most 2: TV distance is at most 1"),
     ((("ppo", "Pendulum-v1"), {"allow_images": "no"}), "allow_images = 'no' must be true or false"),
     ((("ppo", "Pendulum-v1"), {"step_timeout": -1}), "step_timeout = -1.0 must be 0 or more seconds"),
+    ((("ppo", "Pendulum-v1"), {"tensorboard": "yes"}), "tensorboard = 'yes' must be true or false"),
+    ((("ppo", "Pendulum-v1"), {"quiet": "no"}), "quiet = 'no' must be true or false"),
+    ((("ppo", 3), {}), "env is a int; give a name, or the function or class that makes environments"),
+    ((("ppo", "Pendulum-v1"), {"callbacks": [lambda: None]}), "must take one argument, the report of an iteration"),
+    ((("ppo", "Pendulum-v1"), {"callbacks": [lambda a, b: None]}), "must take one argument, the report of an iter"),
 ])  # fmt: skip
 def test_wrong_arguments_in_python_are_one_line(arguments: tuple[Any, Any], line: str, tmp_path: Path):
     with pytest.raises(UsageError) as error:
@@ -54,7 +63,50 @@ def test_a_rule_for_new_runs_does_not_stop_old_ones():
     with pytest.raises(UsageError, match="at most 2"):
         validate_new(old)
     with pytest.raises(UsageError, match="eps = inf must be positive and finite"):
-        validate(Config("cheetah-run", eps=float("inf")))
+        Config("cheetah-run", eps=float("inf"))
+
+
+def test_settings_are_checked_where_they_are_given():
+    made: Any = Config
+    for call, line in (
+        (lambda: made("cheetah-run", steps=-1), "steps = -1 must be at least 1; use 1 or more"),
+        (lambda: made("cheetah-run", tensorboard=True), "gpi.Config has no setting 'tensorboard'"),
+        (lambda: made("cheetah-run", kapa=1), "gpi.Config has no setting 'kapa'; try kappa"),
+        (lambda: made("cheetah-run", hidden="wide"), "hidden = 'wide' must be a list of whole numbers"),
+        (lambda: dataclasses.replace(Config("cheetah-run"), gamma=1.0), "gamma = 1.0 must be in [0, 1); use 0.995"),
+    ):
+        with pytest.raises(UsageError) as error:
+            call()
+        assert str(error.value).startswith(line)
+    converted = made("cheetah-run", steps=np.float64(1e6), hidden=[8, 8])
+    assert (converted.steps, type(converted.steps), converted.hidden) == (1_000_000, int, (8, 8))
+    assert copy.copy(converted) == copy.deepcopy(converted) == converted
+
+
+NUMBERS = [
+    field.name for field in dataclasses.fields(Config)
+    if field.name not in ("task", "algorithm") and type(field.default) in (int, float, tuple)
+]  # fmt: skip
+BOUNDED = ("seeds", "seed", "steps", "kappa", "B", "gamma", "gae_lambda", "step_timeout")  # in all runs
+BEYOND = {"hidden": (64,) * 33, "return_range": (0.0, 1e31), "eps": 2.1} | {name: 2 * MOST[name] for name in MOST}
+
+
+def test_every_number_has_an_upper_bound(tmp_path: Path):
+    """`epochs = 9223372036854775808` was a traceback of JAX's, 5,000 hidden layers compiled for ever."""
+    assert {*BOUNDED, *BEYOND} == set(NUMBERS)
+    made: Any = Config
+    for name in BOUNDED:
+        with pytest.raises(UsageError, match="^seeds? = .* must be" if name == "seeds" else f"^{name} = .* must be"):
+            made("cheetah-run", **{name: 10**13})
+    for name, value in (*BEYOND.items(), ("hidden", (10**7,)), ("epochs", 2**63)):
+        old = made("cheetah-run", **{name: value})  # one that exists may be read and resumed
+        with pytest.raises(UsageError, match=f"^{name} = .* must be (at most|within)"):
+            validate_new(old)
+        with pytest.raises(UsageError, match=f"^{name} = .* must be (at most|within)|divide|needs as many"):
+            untyped.train("geppo", "CartPole-v1", out=tmp_path / "run", **{name: value})
+        assert not (tmp_path / "run").exists()
+    for name, most in MOST.items():
+        validate_new(made("cheetah-run", **{name: most}))
 
 
 @pytest.mark.parametrize(("name", "near"), [

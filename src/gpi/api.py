@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpi.callbacks import Callback, TensorBoard
-from gpi.config import Config, require_known
+from gpi.config import Config, checked_type, require_known
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
@@ -40,13 +41,11 @@ def train(
     from gpi.training import train as training  # it needs all of gpi
 
     require_known(settings, "gpi.train")
+    checked_type("quiet", quiet, bool)
     if isinstance(env, str) and env in ALGORITHMS and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
         other = repr(algorithm) if isinstance(algorithm, str) else "env"
         raise UsageError(f"gpi.train takes the algorithm first; write gpi.train({env!r}, {other}, ...)")
-    if not (callable(env) or isinstance(env, str)):
-        raise UsageError(
-            f"env is a {type(env).__name__}; give a name, or the function or class that makes environments"
-        )
+    tasks.require_env(env)
     make = env if callable(env) else None
     name = tasks.name_of(env) if callable(env) else env
     user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
@@ -66,8 +65,11 @@ def resume(
     """
     from gpi.training import train as training
 
+    checked_type("quiet", quiet, bool)
+    checked_type("allow_drift", allow_drift, bool)
     if env is None and isinstance(run, rundir.Run):
         env = run.env
+    tasks.require_env(env)
     user = training.UserCode(env if callable(env) else None, with_tensorboard(callbacks, tensorboard))
     name = env if isinstance(env, str) else ""
     ended = training.resume(path_of(run, "run"), steps, user, env=name, allow_drift=allow_drift, quiet=quiet)
@@ -99,4 +101,19 @@ def with_tensorboard(callbacks: Sequence[Callback], tensorboard: bool) -> list[C
     for callback in every:
         if not callable(callback) or isinstance(callback, type):
             raise UsageError(f"callback {shown(callback)} must be a function, or an object that can be called")
+        if not takes_one_argument(callback):
+            rule = "must take one argument, the report of an iteration"
+            raise UsageError(f"callback {shown(callback)} {rule}; write def callback(report): ...")
+    checked_type("tensorboard", tensorboard, bool)
     return [*every, TensorBoard()] if tensorboard else every
+
+
+def takes_one_argument(function: Callable[..., object]) -> bool:
+    """Return whether a function can be called with one argument; of one that does not say, assume it."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # some of C's
+        return True
+    return True

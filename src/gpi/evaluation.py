@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from gpi.config import require_positive
 from gpi.counting import counted
 from gpi.envs import tasks
 from gpi.envs.episodes import Episode, EpisodeCounter
 from gpi.envs.seeds import env_seeds
 from gpi.errors import EnvironmentFault, UsageError
-from gpi.files import shown
 from gpi.rundir.policies import Which, find, steps_of
 from gpi.rundir.run import Run
 from gpi.standalone import GaussianPolicy, Policy
@@ -88,21 +88,11 @@ def evaluate(
         policy: "best" takes each seed's best policy by its evaluations in training; see `gpi.load`.
         quiet: Show no progress.
     """
-    require_positive(episodes=episodes, max_steps=max_steps)
     policies = policies_of(source, seed, policy)
     task, make, note = task_of(policies, source, env)
     result = play(policies, task, make, episodes, deterministic=deterministic, max_steps=max_steps, quiet=quiet)
     tell(note, quiet=quiet)
     return result
-
-
-def require_positive(**settings: int) -> None:
-    """Raise UsageError, naming the setting at fault, unless each is a whole number of at least 1."""
-    for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise UsageError(f"{name} = {shown(value)} must be a whole number; use 1 or more")
-        if value < 1:
-            raise UsageError(f"{name} = {value} must be at least 1; use 1 or more")
 
 
 def policies_of(
@@ -127,6 +117,7 @@ def task_of(policies: Mapping[int, Policy], source: str | Path | Run | Policy, e
     """Return the task that the user names; by default the policies' own, unless that is the user's code."""
     if env is None and isinstance(source, Run):
         env = source.env
+    tasks.require_env(env)
     about = next(iter(policies.values())).about
     name = env if isinstance(env, str) else about["task"]
     if callable(env):
@@ -151,6 +142,7 @@ def play(
     *, deterministic: bool = True, max_steps: int = 100_000, purpose: str = "evaluation", quiet: bool = True,
 ) -> Evaluation:  # fmt: skip
     """Play episodes with each policy; environments are seeded by seed and number, the same for the same `purpose`."""
+    require_positive(episodes=episodes, max_steps=max_steps)
     returns, lengths, unfinished = {}, {}, 0
     task = task._replace(backend="gymnasium") if task.backend == "processes" else task
     with counted("episodes", episodes * len(policies), quiet=quiet) as show:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpi.cli.parsing import ENV, whole
-from gpi.evaluation import Evaluation, play, require_positive, task_of, tell
+from gpi.config import require_positive
+from gpi.evaluation import Evaluation, play, task_of, tell
 from gpi.export import export
 from gpi.rundir.policies import Found, Which, find
 from gpi.video import FPS, record

@@ -242,7 +242,7 @@ class Session:
         job, tables = self.job, run.tables
 
         def policy(seed: int) -> Policy:
-            return policy_of(*learned(run, job.seeds.index(seed)))
+            return policy_of(*learned(run, job.member(seed)))
 
         def evaluation(episodes: int) -> Evaluation:
             # Not the episodes of `gpi eval`: what chooses a policy must not judge it too.
@@ -251,7 +251,7 @@ class Session:
                 return play(policies, job.task, job.make, episodes, purpose="evaluation in training")
 
         def save_policy(seed: int, path: Path, facts: dict[str, str]) -> None:
-            theta, normaliser, spec, about = learned(run, job.seeds.index(seed))
+            theta, normaliser, spec, about = learned(run, job.member(seed))
             save(path, theta, normaliser, spec, about | facts)
 
         return Report(

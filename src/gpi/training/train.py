@@ -50,8 +50,8 @@ def train(
     make, callbacks = user or UserCode()
     config, notes = without_envpool(config, make)
     job = resolve(config, make, callbacks)
-    require_memory(job)
     validate_new(job.config)
+    require_memory(job)
     notes += without_effect(job.config, typed)
     directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
