@@ -20,7 +20,7 @@ from gpi.evaluation import Evaluation, require_fit
 from gpi.standalone import CategoricalPolicy, GaussianPolicy
 from gpi.student import student
 from gpi.video import record
-from own_runs import TINY, Watch, done
+from own_runs import ONE, Watch, done
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,10 @@ def test_a_run_of_this_process_keeps_the_function_that_made_its_environments(
     assert run == gpi.Run(run.dir) and gpi.Run(run.dir, envs_own.Walk).evaluate(episodes=1).mean
     with pytest.raises(gpi.UsageError, match="never imported because a file says so"):
         gpi.Run(run.dir).evaluate()
-    again = gpi.train("ppo", lambda: envs_own.Walk(), out=tmp_path / "r", steps=256, **{**TINY, "seeds": 1})
+    again = gpi.train("ppo", lambda: envs_own.Walk(), out=tmp_path / "r", steps=256, **ONE)
     more = gpi.resume(again, steps=600, quiet=True)
     assert more.steps[0] >= 600 and more.evaluate(episodes=1).mean
-    named = gpi.train("ppo", "envs_own:Walk", out=tmp_path / "n", steps=256, **{**TINY, "seeds": 1})
+    named = gpi.train("ppo", "envs_own:Walk", out=tmp_path / "n", steps=256, **ONE)
     assert named.evaluate(episodes=1).mean and gpi.resume(named, steps=600, quiet=True).env == "envs_own:Walk"
 
 

@@ -3,6 +3,11 @@
 import copy
 import csv
 import dataclasses
+import json
+import subprocess
+import sys
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import pytest
 
 import envs_own
 import gpi
+from gpi.api import Settings
 from gpi.cli import main
 from gpi.config import MOST, SYNONYMS, Config, nearest, validate, validate_new, without_effect
 from gpi.core.plan import ALGORITHMS
@@ -64,6 +70,43 @@ def test_a_rule_for_new_runs_does_not_stop_old_ones():
         validate_new(old)
     with pytest.raises(UsageError, match="eps = inf must be positive and finite"):
         Config("cheetah-run", eps=float("inf"))
+
+
+def test_settings_have_the_types_of_config():
+    """They are written twice, because no type checker can derive the one from the other."""
+    kinds = typing.get_type_hints(Config)
+    lists = {tuple[int, ...]: Sequence[int], tuple[float, ...]: Sequence[float]}  # lists may be given too
+    expected = {name: lists.get(kind, kind) for name, kind in kinds.items() if name not in ("task", "algorithm")}
+    assert typing.get_type_hints(Settings) == expected and not Settings.__required_keys__
+
+
+WRITTEN = """
+import gpi
+
+run = gpi.train("geppo", "Pendulum-v1", kappa=0.5, seeds=5, hidden=[64, 64], trust="strict", out="runs/x", quiet=True)
+gpi.resume(run, steps=1000, env="x")
+gpi.load(run)
+gpi.train("geppo", "Pendulum-v1", kapa=0.3)
+gpi.train("geppo", "Pendulum-v1", seeds="five")
+gpi.resume(run, steps="many")
+gpi.Config("Pendulum-v1", kapa=0.3)
+"""
+
+
+def test_a_type_checker_refuses_settings_that_do_not_exist(tmp_path: Path):
+    pytest.importorskip("pyright")
+    (tmp_path / "written.py").write_text(WRITTEN)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(Path(gpi.__file__).parents[1])]}))
+    words = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    found = [one for one in json.loads(done.stdout)["generalDiagnostics"] if one["severity"] == "error"]
+    said = {one["range"]["start"]["line"] + 1: one["message"] for one in found}
+    assert list(said) == [7, 8, 9, 10], found
+    assert (
+        'No parameter named "kapa"' in said[7]
+        and '"seeds" of type "int"' in said[8]
+        and 'No parameter named "kapa"' in said[10]
+    )
 
 
 def test_settings_are_checked_where_they_are_given():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from gpi.callbacks import Callback, TensorBoard
 from gpi.config import Config, checked_type, require_known
@@ -19,9 +19,43 @@ from gpi.rundir import run as rundir
 from gpi.rundir.run import open_run
 
 
+class Settings(TypedDict, total=False):
+    """The fields of `Config` as editors and type checkers know them; `task` and `algorithm` have names of their own."""
+
+    seeds: int
+    seed: int
+    steps: int
+    kappa: float
+    B: int
+    n: int
+    eps: float
+    num_envs: int
+    backend: str
+    reset_each_batch: bool | None
+    gamma: float
+    gae_lambda: float
+    lr: float
+    value_lr: float
+    max_grad_norm: float
+    epochs: int
+    minibatches: int
+    kl_slack: float
+    trust: str
+    normaliser: str
+    return_range: Sequence[float]
+    freeze_normaliser: int
+    hidden: Sequence[int]
+    step_timeout: float
+    allow_images: bool
+    threads: int
+    checkpoint_every: int
+    eval_every: int
+    eval_episodes: int
+
+
 def train(
     algorithm: str, env: str | Callable[..., Any], *, out: str | Path | None = None, quiet: bool = False,
-    callbacks: Sequence[Callback] = (), tensorboard: bool = False, **settings: Any,
+    callbacks: Sequence[Callback] = (), tensorboard: bool = False, **settings: Unpack[Settings],
 ) -> Run:  # fmt: skip
     """Train `algorithm` in `env` and return the Run; `settings` are the fields of `Config`, e.g. seeds and steps.
 
@@ -49,7 +83,8 @@ def train(
     make = env if callable(env) else None
     name = tasks.name_of(env) if callable(env) else env
     user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
-    config = Config(task=name, algorithm=algorithm, **settings)
+    given: dict[str, Any] = {**settings}  # lists become tuples
+    config = Config(task=name, algorithm=algorithm, **given)
     directory = None if out is None else path_of(out, "out")
     return passing_on(*training.train(config, directory, user, quiet=quiet, typed=settings), env)
 

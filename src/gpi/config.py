@@ -24,6 +24,7 @@ TYPES = {
     tuple[float, ...]: "a list of numbers, such as [0, 1000]",
 }  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
+MAX_EPS, EPS_RULE = 2.0, "must be at most 2: TV distance is at most 1 and eps is twice its bound"
 MAX_LAYERS, MAX_UNITS = 32, 1_000_000
 MAX_RETURN = 1e30
 MOST: dict[str, int | float] = {
@@ -175,8 +176,7 @@ def validate(config: Config) -> None:
 
 def validate_new(config: Config) -> None:
     """Raise if a setting breaks a rule that holds for new runs only: older ones may be resumed all the same."""
-    rule = "must be at most 2: TV distance is at most 1 and eps is twice its bound"
-    require(config, "eps", config.eps <= 2.0, rule, "use 0.2")
+    require(config, "eps", config.eps <= MAX_EPS, EPS_RULE, "use 0.2")
     for name, most in MOST.items():
         require(config, name, getattr(config, name) <= most, f"must be at most {most:,}", "use less")
     small = len(config.hidden) <= MAX_LAYERS and max(config.hidden) <= MAX_UNITS

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpi.cli.parsing import whole
+from gpi.config import EPS_RULE, MAX_EPS
 from gpi.errors import DiskError, UsageError
 from gpi.report.audit import audit_text, summarise
 from gpi.report.labels import without_repeats
@@ -120,6 +121,8 @@ def run_mixture(parsed: argparse.Namespace) -> int:
     """Print the mixture, and draw figure 1 if a file is given."""
     if parsed.plot is not None:
         require_picture(parsed.plot)
+    if parsed.eps > MAX_EPS:
+        raise UsageError(f"eps = {parsed.eps:g} {EPS_RULE}; use 0.2")
     best = mixture(parsed.B, parsed.kappa, parsed.eps, parsed.n)
     if parsed.plot is not None:
         from gpi.report.mixture import figure_1

@@ -27,7 +27,7 @@ from gpi.policy_file import policy_of, save
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.rundir.evaluations import kept_best, read_evaluations, rewind
-from gpi.rundir.resume import find_checkpoint, identity_of
+from gpi.rundir.resume import ALLOW, find_checkpoint, identity_of
 from gpi.rundir.run import CURVE, Run
 from gpi.rundir.tables import RunTables, describe, slowest
 from gpi.standalone import Facts
@@ -151,7 +151,7 @@ class Session:
         if not same:
             what = "the replayed environments show other observations than they had shown"
             if self.job.task.compiled and not allow_drift:
-                raise FileError(f"{self.directory} cannot be resumed exactly: {what}; --allow-drift continues anyway")
+                raise FileError(f"{self.directory} cannot be resumed exactly: {what}; {ALLOW}")
             self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
             trainer.start_over()
         self.saved = found.iteration
