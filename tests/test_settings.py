@@ -148,6 +148,8 @@ def test_every_number_has_an_upper_bound(tmp_path: Path):
         with pytest.raises(UsageError, match=f"^{name} = .* must be (at most|within)|divide|needs as many"):
             untyped.train("geppo", "CartPole-v1", out=tmp_path / "run", **{name: value})
         assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match=r"^hidden = \(64, [64, ]{60,80}\.\.\. must be at most 32 layers"):
+        validate_new(made("cheetah-run", hidden=(64,) * 5000))
     for name, most in MOST.items():
         validate_new(made("cheetah-run", **{name: most}))
 

@@ -28,8 +28,8 @@ MAX_EPS, EPS_RULE = 2.0, "must be at most 2: TV distance is at most 1 and eps is
 MAX_LAYERS, MAX_UNITS = 32, 1_000_000
 MAX_RETURN = 1e30
 MOST: dict[str, int | float] = {
-    "n": 10**9, "num_envs": MAX_ENVS, "lr": 1000.0, "value_lr": 1000.0, "max_grad_norm": 1e30, "epochs": 10_000,
-    "minibatches": 10**6, "kl_slack": 1e6, "freeze_normaliser": MAX_STEPS, "threads": 4096,
+    "n": 10**9, "num_envs": MAX_ENVS, "lr": 1000, "value_lr": 1000, "max_grad_norm": 1e30, "epochs": 10_000,
+    "minibatches": 10**6, "kl_slack": 10**6, "freeze_normaliser": MAX_STEPS, "threads": 4096,
     "checkpoint_every": MAX_STEPS, "eval_every": MAX_STEPS, "eval_episodes": 100_000,
 }  # fmt: skip
 """The largest values in new runs: beyond them a run would not compile, not end or not be finite."""
@@ -264,7 +264,8 @@ def require_positive(**settings: int) -> None:
 def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> None:
     """Raise UsageError, in one line, unless the rule of a setting holds."""
     if not holds:
-        raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")
+        value = str(getattr(config, name))
+        raise UsageError(f"{name} = {value if len(value) <= 80 else value[:77] + '...'} {rule}; {remedy}")
 
 
 def as_first_saved(config: Config) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def add_choice(verb: argparse.ArgumentParser, what: str, default: str) -> None:
 
 def seed_or_best(text: str) -> int | str:
     """Read a seed, or the word best."""
+    if text != "best" and not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a seed of the run, e.g. 0, or best")
     return text if text == "best" else int(text)
 
 
