@@ -23,9 +23,10 @@ import numpy as np
 import gpi
 from gpi.callbacks import Evaluate
 from gpi.core.plan import ALGORITHMS
-from gpi.evaluation import bootstrap, evaluate
+from gpi.evaluation import evaluate
 from gpi.report.curves import learning_curves
 from gpi.rundir.run import Run, open_run
+from gpi.student import student
 
 RECORD = Path(__file__).with_name("environments.jsonl")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
@@ -170,7 +171,7 @@ def tables() -> None:
         for job in sorted((job for job in jobs if job.name in found), key=order):
             line = found[job.name]
             training, evaluation = (list(line[key].values()) for key in ("training", "evaluation"))
-            low, high = bootstrap(np.array(evaluation))
+            _, low, high = student(np.array(evaluation))
             rows.append([
                 job.env, job.algorithm, f"{job.steps:,}", *(f"{x:.1f}" for x in training),
                 *(f"{x:.1f}" for x in evaluation), f"{sum(evaluation) / seeds:.1f} [{low:.1f}, {high:.1f}]",

@@ -1,6 +1,6 @@
-"""What people type by mistake: 99 wrong inputs, 16 about permissions and 6 about a full disk, each judged.
+"""What people type by mistake: 179 inputs, 16 about permissions and 6 about a full disk, each judged.
 
-    python benchmarks/wrong_inputs.py                    # all, about six minutes on 2 cores
+    python benchmarks/wrong_inputs.py                    # all, about ten minutes on 2 cores
     python benchmarks/wrong_inputs.py --only full        # inputs, permissions or full
     python benchmarks/wrong_inputs.py --match resume     # those whose command has this word
     python benchmarks/wrong_inputs.py --skip 1000000     # not those
@@ -59,7 +59,7 @@ INPUTS = r"""
 2     : train cheetah-run --gamma 1
 2     : train cheetah-run --gamma 1.2
 2     : train cheetah-run --lr -1
-7     : train cheetah-run --lr 1e30
+2     : train cheetah-run --lr 1e30
 2     : train cheetah-run --hidden 64x64
 2     : train cheetah-run --hidden 0
 2     : train cheetah-run --hidden ''
@@ -129,7 +129,119 @@ INPUTS = r"""
 2     : tasks extra
 0     : help
 0     : help train
+2     : help nosuch
+2     : tune cheetah-run
+2     : doctor extra
+2     : train cheetah-run --epochs 9223372036854775808
+2     : train cheetah-run --epochs 1e22
+2     : train cheetah-run --hidden 8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8
+2     : train cheetah-run --hidden 99999999999999999999999999
+2     : train cheetah-run --hidden -64
+2     : train cheetah-run --minibatches 0
+2     : train cheetah-run --n 1e30
+2     : train cheetah-run --num-envs 1e9 --n 1e9
+2     : train cheetah-run --threads 1e5
+2     : train cheetah-run --checkpoint-every 1e15
+2     : train cheetah-run --eval-every -1
+2     : train cheetah-run --eval-every 1 --eval-episodes 1e9
+2     : train cheetah-run --max-grad-norm inf
+2     : train cheetah-run --kl-slack 0.5
+2     : train cheetah-run --kl-slack 1e9
+2     : train cheetah-run --value-lr 0
+2     : train cheetah-run --step-timeout -1
+2     : train cheetah-run --freeze-normaliser -1
+2     : train cheetah-run --normaliser none
+2     : train cheetah-run --eps 2.5
+2     : train cheetah-run --seed 2097151 --seeds 2
+2     : train cheetah-run --return-range 5
+2     : train cheetah-run --return-range=1,0
+2     : train cheetah-run --return-range=nan,1
+2     : train cheetah-run --return-range=0,1e31
+2     : train cheetah-run --return-range=a,b
+2     : train cheetah-run --device cpu
+2     : train cheetah-run --wandb
+2     : train cheetah-run --activation relu
+2     : train cheetah-run --lr-schedule linear
+2     : train tank:nothing
+2     : train --config nowhere.toml
+2     : train --config settings.yaml
+3     : train --config settings.json
+2     : train --config typo.toml
+2     : train --config epochs.toml
+2     : train --config layers.toml
+2     : train --config seeds.toml
+2     : train --config own.toml
+2     : train --config no_task.toml
+3     : train --config broken.toml
+2     : train --config empty
+2     : check tank:nothing
+2     : check ''
+2     : check Pendulum-v1 extra
+2     : resume spin --steps 0
+2     : resume spin --steps many
+2     : resume spin --allow-drift=yes
+2     : resume spin --env tank:make
+2     : eval spin --env tank:make
+2     : eval spin --env nomodule:X
+2     : eval spin --episodes inf
+2     : eval spin --seed x
+2     : eval spin --seed -1
+2     : eval spin --seed best
+2     : eval spin --policy best
+2     : eval spin --policy worst
+2     : record spin --env tank:make --out film.gif
+2     : record spin --size 0x0
+2     : record spin --size big
+2     : record spin --fps 0
+2     : record spin --fps nan
+2     : record spin --out film
+2     : record spin --camera nosuch --out film.gif
+2     : export spin --seed -1
+2     : export spin --policy best
+2     : export nowhere
+2     : plot spin --label a --label b
+2     : plot nowhere
+2     : plot afile
+2     : audit nowhere
+2     : audit spin empty
+2     : mixture --eps 3
+2     : mixture --eps 0
+2     : mixture --kappa 1.5
+2     : mixture --n 0
+2     : mixture --n 1e400
 """
+FILES = {
+    "settings.yaml": "task: cheetah-run\n", "settings.json": '{"task": "cheetah-run", "seeds": 5}\n',
+    "typo.toml": 'task = "cheetah-run"\nkapa = 1\n', "epochs.toml": f'task = "cheetah-run"\nepochs = {2**63}\n',
+    "layers.toml": f'task = "cheetah-run"\nhidden = {[64] * 5000}\n',
+    "seeds.toml": 'task = "cheetah-run"\nseeds = [1, 2]\n',
+    "own.toml": 'task = "tank:make"\n', "no_task.toml": "seeds = 5\n", "broken.toml": "task = \n",
+    "tank.py": """import gymnasium, numpy
+
+class Tank(gymnasium.Env):
+    \"\"\"Sizes of finger-spin, and actions from 0 to 1.\"\"\"
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (9,))
+    action_space = gymnasium.spaces.Box(0, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return numpy.zeros(9, numpy.float32), {}
+
+    def step(self, action):
+        return numpy.zeros(9, numpy.float32), 0.0, True, False, {}
+
+    def render(self):
+        return numpy.zeros((16, 16, 3), numpy.uint8)
+
+
+def make(render_mode=None):
+    made = Tank()
+    made.render_mode = render_mode
+    return made
+""",
+}  # fmt: skip
+"""What the commands name, besides what `prepare` makes."""
 PERMISSIONS = r"""
 2     : eval theirs
 2     : resume theirs
@@ -188,6 +300,8 @@ def prepare(place: Path) -> None:
     (place / "afile").touch()
     (place / "d.png").mkdir()
     (place / "full").mkdir()
+    for name, text in FILES.items():
+        (place / name).write_text(text)
     train = ["train", "finger-spin", "--algorithm", "getrpo", "--seeds", "5", "--steps", "40000", "--out", "spin"]
     subprocess.run([sys.executable, "-m", "gpi", *train], cwd=place, check=True, stdout=subprocess.DEVNULL)
     for copy, mode in (("theirs", 0), ("locked", 0o555)):

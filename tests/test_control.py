@@ -115,6 +115,20 @@ def test_ctrl_c_in_python_saves_and_then_raises(tmp_path: Path):
     assert done(gpi.Run(tmp_path / "run"))["iterations"] == 2 and not done(gpi.Run(tmp_path / "run"))["complete"]
 
 
+def test_an_interrupt_that_is_ignored_ends_no_run(tmp_path: Path):
+    """As in `python sweep.py &` in a script: one run of the loop ended without a word, and the next began."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with signals.starting():
+            signal.raise_signal(signal.SIGINT)
+            press = [lambda report: signal.raise_signal(signal.SIGINT)]
+            run = gpi.train("ppo", envs_own.Walk, out=tmp_path / "run", steps=600, callbacks=press, **TINY)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done(run)["complete"]
+
+
 def test_a_signal_that_ended_a_run_reaches_the_users_handler():
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))

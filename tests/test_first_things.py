@@ -11,8 +11,8 @@ import pytest
 import gpi
 from gpi import cli
 from gpi.cli.guide import COMMANDS, EXAMPLES, FIRST_EXAMPLES, with_actions
-from gpi.cli.parsing import Parser
-from gpi.cli.train import ABOUT
+from gpi.cli.parsing import ELSEWHERE, Parser
+from gpi.cli.train import ABOUT, HINTS
 from gpi.config import FIRST, GROUPS, SYNONYMS, Config
 
 VERSIONS = rf"gpi {re.escape(gpi.__version__)} \(Python [\d.]+\S*, JAX [\d.]+, EnvPool [\d.]+, Gymnasium [\d.]+\)\n"
@@ -101,6 +101,14 @@ def test_abbreviations_work():
      "unknown option --num_envs of gpi train; the nearest is --num-envs; see `gpi train --help`"),
     ("eval d --no-such-option", "unknown option --no-such-option of gpi eval; see `gpi eval --help`"),
     ("eval d --learning-rate 1", "unknown option --learning-rate of gpi eval; see `gpi eval --help`"),
+    ("train x --device cuda",
+     "gpi train has no option for devices; type JAX_PLATFORMS=cpu, or cuda, before gpi; see `gpi train --help`"),
+    ("train x --lr-schedule=linear",
+     "gpi train needs no schedule: the learning rate follows the trust region; --lr is where it begins; "
+     "see `gpi train --help`"),
+    ("tune x", "unknown command 'tune'; study is its name here; see `gpi --help`"),
+    ("mixture --eps 3", "eps = 3 must be at most 2: TV distance is at most 1 and eps is twice its bound; use 0.2"),
+    ("eval d --seed x", "argument --seed: 'x' must be a seed of the run, e.g. 0, or best; see `gpi eval --help`"),
     ("train x y", "gpi train has no use for 'y'; see `gpi train --help`"),
     ("train", "no task is named; name one, as in `gpi train cheetah-run`: `gpi tasks` lists them"),
     ("export d --format onx",
@@ -115,6 +123,11 @@ def test_what_is_mistyped_is_one_line_with_the_nearest_name(words: str, line: st
     except SystemExit as stop:
         code = stop.code
     assert (code, *capsys.readouterr()) == (2, "", f"gpi: {line}\n")
+
+
+def test_hints_are_about_what_gpi_does_not_have():
+    assert set(ELSEWHERE.values()) <= set(verbs()) and not set(ELSEWHERE) & set(verbs())
+    assert not HINTS.keys() & verbs()["train"]._option_string_actions.keys()
 
 
 def test_synonyms_are_names_that_gpi_does_not_have():

@@ -65,7 +65,7 @@ def test_functions_without_a_name_to_import_are_passed_again(tmp_path: Path):
     """A function inside another trains; resume and evaluation ask for it, and it is never imported by its name."""
     settings = {**TINY, "seeds": 1}
     run = gpi.train("ppo", lambda: envs_own.Walk(), out=tmp_path / "r", steps=256, **settings)
-    for again in (lambda: gpi.resume(run, steps=600), lambda: gpi.evaluate(run)):
+    for again in (lambda: gpi.resume(run.dir, steps=600), lambda: gpi.evaluate(run.dir)):
         with pytest.raises(gpi.UsageError, match="is your own code and is never imported because a file says so"):
             again()
     with pytest.raises(gpi.UsageError, match="cannot be imported by its name; pass the function in Python"):

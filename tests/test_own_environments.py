@@ -23,7 +23,7 @@ from gpi.training import train
 from gpi.training.progress import Progress, sentence
 from gpi.training.session import Session, make_environments
 from gpi.training.trainer import Trainer
-from own_runs import TABLES, TINY, Watch, done, stop_after
+from own_runs import ONE, TABLES, TINY, Watch, done, stop_after
 
 
 def test_own_environments_train(walk: tuple[gpi.Run, Watch, Evaluate]):
@@ -258,7 +258,7 @@ def test_an_environment_that_can_exist_only_once_trains_alone(tmp_path: Path, mo
     monkeypatch.setattr(envs_own.Single, "open", 0)
     with pytest.raises(EnvironmentFault, match="the robot is taken"):
         gpi.train("ppo", envs_own.Single, out=tmp_path / "two", steps=256, **TINY)
-    run = gpi.train("ppo", envs_own.Single, out=tmp_path / "one", steps=256, **{**TINY, "seeds": 1})
+    run = gpi.train("ppo", envs_own.Single, out=tmp_path / "one", steps=256, **ONE)
     assert done(run)["complete"]
 
 

@@ -83,7 +83,19 @@ def cut_off(figure: Figure) -> bool:
         ([{}, {}], ["geppo, run-0", "geppo, run-1"]),
         ([{"threads": 1}, {"threads": 2}], ["geppo threads=1", "geppo threads=2"]),
         ([{"threads": 1, "lr": 1.0}, {"threads": 2}], ["geppo lr=1", "geppo lr=0.0003"]),
-        ([{"algorithm": "ppo"}, {"lr": 1.0}], ["ppo", "geppo"]),
+        ([{"algorithm": "ppo"}, {"lr": 1.0}], ["ppo lr=0.0003", "geppo lr=1"]),
+        ([{"algorithm": "ppo"}, {}], ["ppo", "geppo"]),
+        (
+            [{"algorithm": "getrpo", "kappa": 0.5}, {"trust": "keep", "normaliser": "still"}],
+            ["getrpo kappa=0.5", "geppo trust=keep normaliser=still"],
+        ),
+        (
+            [{"algorithm": "getrpo", "kappa": 0.5}, {"trust": "keep"}],
+            ["getrpo kappa=0.5 trust=paper", "geppo kappa=1 trust=keep"],
+        ),
+        ([{"algorithm": "ppo"}, {"kappa": 0.5}], ["ppo", "geppo kappa=0.5"]),
+        ([{"algorithm": "ppo", "kappa": 0.5}, {"algorithm": "ppo"}], ["ppo, run-0", "ppo, run-1"]),
+        ([{"algorithm": "ppo", "threads": 1}, {"threads": 2}], ["ppo", "geppo"]),
         ([{"task": "finger-spin", "lr": 1.0}, {}], ["geppo", "geppo"]),
     ],
 )

@@ -1,20 +1,30 @@
 """Settings as people type them: unknown names, other libraries' names, values without effect."""
 
+import copy
 import csv
+import dataclasses
+import json
+import subprocess
+import sys
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import envs_own
 import gpi
+from gpi.api import Settings
 from gpi.cli import main
-from gpi.config import SYNONYMS, Config, nearest, validate, validate_new, without_effect
+from gpi.config import MOST, SYNONYMS, Config, nearest, validate, validate_new, without_effect
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
 from own_runs import TINY
 
+untyped: Any = gpi
 NAMES = [*Config.__dataclass_fields__]
 
 
@@ -40,6 +50,11 @@ def test_names_of_other_libraries_lead_to_ours():
     ((("ppo", "Pendulum-v1"), {"eps": 5}), "eps = 5.0 must be at most 2: TV distance is at most 1"),
     ((("ppo", "Pendulum-v1"), {"allow_images": "no"}), "allow_images = 'no' must be true or false"),
     ((("ppo", "Pendulum-v1"), {"step_timeout": -1}), "step_timeout = -1.0 must be 0 or more seconds"),
+    ((("ppo", "Pendulum-v1"), {"tensorboard": "yes"}), "tensorboard = 'yes' must be true or false"),
+    ((("ppo", "Pendulum-v1"), {"quiet": "no"}), "quiet = 'no' must be true or false"),
+    ((("ppo", 3), {}), "env is a int; give a name, or the function or class that makes environments"),
+    ((("ppo", "Pendulum-v1"), {"callbacks": [lambda: None]}), "must take one argument, the report of an iteration"),
+    ((("ppo", "Pendulum-v1"), {"callbacks": [lambda a, b: None]}), "must take one argument, the report of an iter"),
 ])  # fmt: skip
 def test_wrong_arguments_in_python_are_one_line(arguments: tuple[Any, Any], line: str, tmp_path: Path):
     with pytest.raises(UsageError) as error:
@@ -54,7 +69,89 @@ def test_a_rule_for_new_runs_does_not_stop_old_ones():
     with pytest.raises(UsageError, match="at most 2"):
         validate_new(old)
     with pytest.raises(UsageError, match="eps = inf must be positive and finite"):
-        validate(Config("cheetah-run", eps=float("inf")))
+        Config("cheetah-run", eps=float("inf"))
+
+
+def test_settings_have_the_types_of_config():
+    """They are written twice, because no type checker can derive the one from the other."""
+    kinds = typing.get_type_hints(Config)
+    lists = {tuple[int, ...]: Sequence[int], tuple[float, ...]: Sequence[float]}  # lists may be given too
+    expected = {name: lists.get(kind, kind) for name, kind in kinds.items() if name not in ("task", "algorithm")}
+    assert typing.get_type_hints(Settings) == expected and not Settings.__required_keys__
+
+
+WRITTEN = """
+import gpi
+
+run = gpi.train("geppo", "Pendulum-v1", kappa=0.5, seeds=5, hidden=[64, 64], trust="strict", out="runs/x", quiet=True)
+gpi.resume(run, steps=1000, env="x")
+gpi.load(run)
+gpi.train("geppo", "Pendulum-v1", kapa=0.3)
+gpi.train("geppo", "Pendulum-v1", seeds="five")
+gpi.resume(run, steps="many")
+gpi.Config("Pendulum-v1", kapa=0.3)
+"""
+
+
+def test_a_type_checker_refuses_settings_that_do_not_exist(tmp_path: Path):
+    pytest.importorskip("pyright")
+    (tmp_path / "written.py").write_text(WRITTEN)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(Path(gpi.__file__).parents[1])]}))
+    words = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    found = [one for one in json.loads(done.stdout)["generalDiagnostics"] if one["severity"] == "error"]
+    said = {one["range"]["start"]["line"] + 1: one["message"] for one in found}
+    assert list(said) == [7, 8, 9, 10], found
+    assert (
+        'No parameter named "kapa"' in said[7]
+        and '"seeds" of type "int"' in said[8]
+        and 'No parameter named "kapa"' in said[10]
+    )
+
+
+def test_settings_are_checked_where_they_are_given():
+    made: Any = Config
+    for call, line in (
+        (lambda: made("cheetah-run", steps=-1), "steps = -1 must be at least 1; use 1 or more"),
+        (lambda: made("cheetah-run", tensorboard=True), "gpi.Config has no setting 'tensorboard'"),
+        (lambda: made("cheetah-run", kapa=1), "gpi.Config has no setting 'kapa'; try kappa"),
+        (lambda: made("cheetah-run", hidden="wide"), "hidden = 'wide' must be a list of whole numbers"),
+        (lambda: dataclasses.replace(Config("cheetah-run"), gamma=1.0), "gamma = 1.0 must be in [0, 1); use 0.995"),
+    ):
+        with pytest.raises(UsageError) as error:
+            call()
+        assert str(error.value).startswith(line)
+    converted = made("cheetah-run", steps=np.float64(1e6), hidden=[8, 8])
+    assert (converted.steps, type(converted.steps), converted.hidden) == (1_000_000, int, (8, 8))
+    assert copy.copy(converted) == copy.deepcopy(converted) == converted
+
+
+NUMBERS = [
+    field.name for field in dataclasses.fields(Config)
+    if field.name not in ("task", "algorithm") and type(field.default) in (int, float, tuple)
+]  # fmt: skip
+BOUNDED = ("seeds", "seed", "steps", "kappa", "B", "gamma", "gae_lambda", "step_timeout")  # in all runs
+BEYOND = {"hidden": (64,) * 33, "return_range": (0.0, 1e31), "eps": 2.1} | {name: 2 * MOST[name] for name in MOST}
+
+
+def test_every_number_has_an_upper_bound(tmp_path: Path):
+    """`epochs = 9223372036854775808` was a traceback of JAX's, 5,000 hidden layers compiled for ever."""
+    assert {*BOUNDED, *BEYOND} == set(NUMBERS)
+    made: Any = Config
+    for name in BOUNDED:
+        with pytest.raises(UsageError, match="^seeds? = .* must be" if name == "seeds" else f"^{name} = .* must be"):
+            made("cheetah-run", **{name: 10**13})
+    for name, value in (*BEYOND.items(), ("hidden", (10**7,)), ("epochs", 2**63)):
+        old = made("cheetah-run", **{name: value})  # one that exists may be read and resumed
+        with pytest.raises(UsageError, match=f"^{name} = .* must be (at most|within)"):
+            validate_new(old)
+        with pytest.raises(UsageError, match=f"^{name} = .* must be (at most|within)|divide|needs as many"):
+            untyped.train("geppo", "CartPole-v1", out=tmp_path / "run", **{name: value})
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match=r"^hidden = \(64, [64, ]{60,80}\.\.\. must be at most 32 layers"):
+        validate_new(made("cheetah-run", hidden=(64,) * 5000))
+    for name, most in MOST.items():
+        validate_new(made("cheetah-run", **{name: most}))
 
 
 @pytest.mark.parametrize(("name", "near"), [

@@ -12,9 +12,10 @@ from gpi.errors import UsageError
 from gpi.rundir.course import Course, Scale, bin_of, course_at, curve_of, window
 from gpi.rundir.course import course as course_of
 from gpi.rundir.random_policy import RandomPolicy, scale_of
+from gpi.student import t_quantile
 from gpi.study import intervals, statistics
 from gpi.study.coverage import CASES, COVERAGE, NAMES, REPETITIONS, coverage
-from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of, t_quantile
+from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of
 from gpi.study.learning import learning_occurs
 from gpi.study.paper import best_of, classes_of, figure_2, figure_3, figure_4, gains, improved, table_1
 from gpi.study.statistics import (

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from gpi.config import checked_type, require_positive
 from gpi.errors import DiskError, EnvironmentFault, FileError, UsageError
+from gpi.files import shown
 from gpi.rundir.evaluations import Row, best_file, best_mean, read_evaluations, row_of, write_evaluations
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class StopAt:
 
     def __init__(self, episode_return: float):
         """`episode_return` is compared with the mean of each seed's last ten episodes."""
-        self.episode_return = episode_return
+        self.episode_return = checked_type("episode_return", episode_return, float)
 
     def __call__(self, report: Report) -> bool:
         """Return whether all seeds have reached it; a seed without a finished episode has not."""
@@ -104,6 +106,9 @@ class PrintEvery:
 
     def __init__(self, iterations: int = 10, show: Callable[[str], object] = print):
         """Print every `iterations` iterations; `show` is called with the line, even if the run is quiet."""
+        require_positive(iterations=iterations)
+        if not callable(show):
+            raise UsageError(f"show = {shown(show)} must be a function that takes a line; leave it out for print")
         self.iterations, self.show = iterations, show
 
     def __call__(self, report: Report) -> None:
@@ -123,7 +128,9 @@ class Evaluate:
 
     def __init__(self, every: int = 50, episodes: int = 10, stop_at: float = np.inf):
         """Play `episodes` per seed every `every` iterations; end the run when all seeds' means reach `stop_at`."""
-        self.every, self.episodes, self.stop_at = every, episodes, stop_at
+        require_positive(every=every, episodes=episodes)
+        self.every, self.episodes = every, episodes
+        self.stop_at = checked_type("stop_at", stop_at, float)
         self.results: list[tuple[int, Evaluation]] = []
 
     def __call__(self, report: Report) -> bool:

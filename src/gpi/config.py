@@ -9,12 +9,13 @@ import math
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
 from gpi.envs import dmc
+from gpi.envs.seeds import MAX_ENVS
 from gpi.errors import UsageError
 
 TYPES = {
@@ -22,9 +23,16 @@ TYPES = {
     tuple[int, ...]: "a list of whole numbers, such as [64, 64]",
     tuple[float, ...]: "a list of numbers, such as [0, 1000]",
 }  # fmt: skip
-MAX_EPS = 2.0
-EPS_RULE = "must be at most 2: TV distance is at most 1 and eps is twice its bound"
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
+MAX_EPS, EPS_RULE = 2.0, "must be at most 2: TV distance is at most 1 and eps is twice its bound"
+MAX_LAYERS, MAX_UNITS = 32, 1_000_000
+MAX_RETURN = 1e30
+MOST: dict[str, int | float] = {
+    "n": 10**9, "num_envs": MAX_ENVS, "lr": 1000, "value_lr": 1000, "max_grad_norm": 1e30, "epochs": 10_000,
+    "minibatches": 10**6, "kl_slack": 10**6, "freeze_normaliser": MAX_STEPS, "threads": 4096,
+    "checkpoint_every": MAX_STEPS, "eval_every": MAX_STEPS, "eval_episodes": 100_000,
+}  # fmt: skip
+"""The largest values in new runs: beyond them a run would not compile, not end or not be finite."""
 NORMALISERS = ("auto", "paper", "still")
 LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
@@ -114,16 +122,21 @@ class Config:
     )
     eval_episodes: int = setting(10, "episodes of each of these evaluations, per seed", "run")
 
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        """Raise UsageError for a setting that does not exist, with the nearest that does."""
+        require_known(settings, "gpi.Config")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Convert the settings to their types, 1e6 and NumPy's numbers to numbers; raise if one breaks its rule."""
+        for name, kind in typing.get_type_hints(Config).items():
+            object.__setattr__(self, name, checked_type(name, getattr(self, name), kind))
+        validate(self)
+
     @property
     def short_task(self) -> str:
         """The task without the prefix of DeepMind Control."""
         return dmc.short_name(self.task)
-
-
-def checked_types(config: Config) -> Config:
-    """Return the settings converted to their types; 1e6 and NumPy's numbers are accepted as numbers."""
-    kinds = typing.get_type_hints(Config)
-    return Config(**{name: checked_type(name, getattr(config, name), kind) for name, kind in kinds.items()})
 
 
 def validate(config: Config) -> None:
@@ -190,10 +203,22 @@ def validate_new(config: Config, known_range: tuple[float, float] | None = None)
         covered = not config.return_range or (config.return_range[0] <= low and high <= config.return_range[1])
         rule = f"does not cover {low:g} to {high:g}, the returns of {config.short_task}; certificates would be false"
         require(config, "return_range", covered, rule, "leave it out")
+    for name, most in MOST.items():
+        require(config, name, getattr(config, name) <= most, f"must be at most {most:,}", "use less")
+    small = len(config.hidden) <= MAX_LAYERS and max(config.hidden) <= MAX_UNITS
+    require(config, "hidden", small, f"must be at most {MAX_LAYERS} layers of {MAX_UNITS:,} units", "use 64,64")
+    finite = all(abs(end) <= MAX_RETURN for end in config.return_range)
+    require(config, "return_range", finite, f"must be within {MAX_RETURN:g} of 0", "use LOW,HIGH")
 
 
 def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
-    """Return a line for each of the settings that the user has given although the algorithm does not read it."""
+    """Return a line for each of the settings that the user has given although nothing reads it."""
+    idle = idle_settings(config)
+    return [f"{one} = {getattr(config, one)} has no effect with {idle[one]}" for one in typed if one in idle]
+
+
+def idle_settings(config: Config) -> dict[str, str]:
+    """Return the settings that nothing reads, each with the setting that makes it so."""
     name, rule = config.algorithm, ALGORITHMS[config.algorithm].rule
     natural = f"{name}, whose step has the length of its trust region"
     idle: dict[str, str] = {}
@@ -213,7 +238,7 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
         idle |= {"eval_episodes": "eval_every = 0, which evaluates nothing"}
     if config.eval_every > -(-config.steps // plan_of(config).steps):
         idle |= {"eval_every": f"{config.steps:,} steps, which are fewer iterations"}
-    return [f"{one} = {getattr(config, one)} has no effect with {idle[one]}" for one in typed if one in idle]
+    return idle
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -255,10 +280,18 @@ def plan_of(config: Config) -> Plan:
     return plan(config.algorithm, config.B, config.n, config.eps, config.kappa)
 
 
+def require_positive(**settings: int) -> None:
+    """Raise UsageError, naming the setting at fault, unless each is a whole number of at least 1."""
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise UsageError(f"{name} = {ascii(value)[:80]} must be a whole number of at least 1; use 1 or more")
+
+
 def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> None:
     """Raise UsageError, in one line, unless the rule of a setting holds."""
     if not holds:
-        raise UsageError(f"{name} = {getattr(config, name)} {rule}; {remedy}")
+        value = str(getattr(config, name))
+        raise UsageError(f"{name} = {value if len(value) <= 80 else value[:77] + '...'} {rule}; {remedy}")
 
 
 def as_first_saved(config: Config) -> dict[str, Any]:
@@ -273,7 +306,7 @@ def config_of(saved: Any) -> Config:
     kinds = typing.get_type_hints(Config)
     if not isinstance(saved, dict) or saved.keys() - kinds.keys() or "task" not in saved:
         raise UsageError(f"settings must be some of {', '.join(kinds)}, found {str(saved)[:80]!r}")
-    return checked_types(Config(**saved))
+    return Config(**saved)
 
 
 def checked_type(name: str, value: Any, kind: Any) -> Any:

@@ -86,7 +86,7 @@ def read_settings(path: Path) -> Settings:
         return checked(Settings(document, (), document.data))
     document = read_json(path)
     if not isinstance(document.data.get("config"), dict):
-        raise FileError(f"{document.name}: it has no settings; name the config.json of a run")
+        raise FileError(f"{document.name}: it has no settings; name a run's config.json, or write a .toml file")
     found = checked(Settings(document, ("config",), document.data["config"]))
     if found.values.get("trust") == "strict" and found.values.get("normaliser", "auto") == "auto":
         return found._replace(values={**found.values, "normaliser": "paper"})  # what `auto` was when that run began

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from gpi.config import require_positive
 from gpi.counting import counted
 from gpi.envs import tasks
 from gpi.envs.episodes import Episode, EpisodeCounter
@@ -18,14 +21,14 @@ from gpi.envs.seeds import env_seeds
 from gpi.errors import EnvironmentFault, UsageError
 from gpi.rundir.policies import Which, find, steps_of
 from gpi.rundir.run import Run
-from gpi.standalone import Policy
+from gpi.standalone import GaussianPolicy, Policy
+from gpi.student import student
 
 if TYPE_CHECKING:  # reading results must not start an environment
     from gpi.envs.importing import Make
     from gpi.envs.pool import HostPool, Spec
 
 PARALLEL = 16  # environments that play at the same time
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -52,25 +55,19 @@ class Evaluation:
         return float(np.mean(list(self.means.values())))
 
     def interval(self, seed: int | None = None) -> tuple[float, float]:
-        """Return the 95 % bootstrap interval of the mean of a seed's episodes; without a seed, of the mean over seeds.
+        """Return the 95 % interval of the mean of a seed's episodes; without a seed, of the mean over seeds.
 
-        Runs differ by their seeds, so the latter resamples seeds; with a single seed, its episodes are resampled.
+        Both are Student's, as in a study's report: runs differ by their seeds, so the latter is wide where there are
+        two. With a single seed it is that of its episodes; of a single episode it is NaN.
         """
         if seed is None and len(self.returns) == 1:
             seed = next(iter(self.returns))
-        return bootstrap(np.array(list(self.means.values())) if seed is None else self.returns[seed])
+        _, low, high = student(np.array(list(self.means.values())) if seed is None else self.returns[seed])
+        return low, high
 
     def has_interval(self) -> bool:
         """Return whether `interval()` is one: a single episode has none."""
         return len(self.returns) > 1 or any(len(returns) > 1 for returns in self.returns.values())
-
-
-def bootstrap(x: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean of x."""
-    rng = np.random.default_rng(0)
-    means = [x[rng.integers(len(x), size=(100, len(x)))].mean(axis=1) for _ in range(RESAMPLES // 100)]
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def evaluate(
@@ -91,22 +88,15 @@ def evaluate(
         policy: "best" takes each seed's best policy by its evaluations in training; see `gpi.load`.
         quiet: Show no progress.
     """
-    require_positive(episodes=episodes, max_steps=max_steps)
-    path = source.dir if isinstance(source, Run) else source
-    policies = policies_of(path, seed, policy)
-    task, make = task_of(policies, path, env)
-    return play(policies, task, make, episodes, deterministic=deterministic, max_steps=max_steps, quiet=quiet)
-
-
-def require_positive(**settings: int) -> None:
-    """Raise UsageError, naming the setting at fault, unless each is at least 1."""
-    for name, value in settings.items():
-        if value < 1:
-            raise UsageError(f"{name} = {value} must be at least 1; use 1 or more")
+    policies = policies_of(source, seed, policy)
+    task, make, note = task_of(policies, source, env)
+    result = play(policies, task, make, episodes, deterministic=deterministic, max_steps=max_steps, quiet=quiet)
+    tell(note, quiet=quiet)
+    return result
 
 
 def policies_of(
-    source: str | Path | Policy, seed: int | Literal["best"] | None = None, policy: Which = "last"
+    source: str | Path | Run | Policy, seed: int | Literal["best"] | None = None, policy: Which = "last"
 ) -> dict[int, Policy]:
     """Return the policies of a run by their seeds, or a single policy."""
     if isinstance(source, Policy):
@@ -114,18 +104,37 @@ def policies_of(
     return find(source, seed, policy).policies
 
 
-def task_of(
-    policies: Mapping[int, Policy], source: str | Path | Policy, env: str | Make | None
-) -> tuple[tasks.Task, Make | None]:
+class Place(NamedTuple):
+    """Where policies play, and what to know about it."""
+
+    task: tasks.Task
+    make: Make | None
+    note: str
+    """Says that they were trained elsewhere; empty if they were not."""
+
+
+def task_of(policies: Mapping[int, Policy], source: str | Path | Run | Policy, env: str | Make | None) -> Place:
     """Return the task that the user names; by default the policies' own, unless that is the user's code."""
-    if callable(env):
-        return tasks.find(tasks.name_of(env), make=env), env
+    if env is None and isinstance(source, Run):
+        env = source.env
+    tasks.require_env(env)
     about = next(iter(policies.values())).about
-    name = env or about["task"]
-    task = tasks.find(name, about.get("backend", "auto") if env is None else "auto")
+    name = env if isinstance(env, str) else about["task"]
+    if callable(env):
+        task = tasks.find(tasks.name_of(env), make=env)
+    else:
+        task = tasks.find(name, about.get("backend", "auto") if env is None else "auto")
     if task.own and env is None:
-        raise UsageError(tasks.ask_for_name(source if isinstance(source, str | Path) else "this policy", name))
-    return task, None
+        where = "this policy" if isinstance(source, Policy) else os.fspath(source)
+        raise UsageError(tasks.ask_for_name(where, name))
+    other = f"trained in {about['task']}, played in {task.id}" if about["task"] != task.id else ""
+    return Place(task, env if callable(env) else None, other)
+
+
+def tell(note: str, *, quiet: bool) -> None:
+    """Print a note on standard error, where progress is shown too."""
+    if note and not quiet:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def play(
@@ -133,6 +142,7 @@ def play(
     *, deterministic: bool = True, max_steps: int = 100_000, purpose: str = "evaluation", quiet: bool = True,
 ) -> Evaluation:  # fmt: skip
     """Play episodes with each policy; environments are seeded by seed and number, the same for the same `purpose`."""
+    require_positive(episodes=episodes, max_steps=max_steps)
     returns, lengths, unfinished = {}, {}, 0
     task = task._replace(backend="gymnasium") if task.backend == "processes" else task
     with counted("episodes", episodes * len(policies), quiet=quiet) as show:
@@ -201,13 +211,21 @@ def require_fit(policy: Policy, spec: Spec) -> None:
             f"the policy sees {ours[0]} numbers and has {ours[2]} {kinds[0]}, {spec.id} shows {theirs[0]} and "
             f"takes {theirs[2]} {kinds[1]}; name the environment it was trained in"
         )
+    if not isinstance(policy, GaussianPolicy):
+        return
+    pairs = (np.array(x, np.float32).T.tolist() for x in ((policy.low, policy.high), (spec.low, spec.high)))
+    for j, (own, other) in enumerate(zip(*pairs, strict=True)):
+        if own != other:
+            raise UsageError(
+                f"action {j} of the policy lies in [{own[0]:g}, {own[1]:g}], that of {spec.id} in [{other[0]:g}, "
+                f"{other[1]:g}], where it would not do what it learned; name the environment it was trained in"
+            )
 
 
 def act(policy: Policy, spec: Spec, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
     """Return the policy's actions as a pool of `spec` takes them; sampled as in training if `rng` is given.
 
-    The policy acts in its own units, whatever the bounds of this environment. Raise EnvironmentFault for observations
-    that are not finite or have the wrong shape.
+    Raise EnvironmentFault for observations that are not finite or have the wrong shape.
     """
     try:
         action = policy(obs) if rng is None else policy.sample(obs, rng)

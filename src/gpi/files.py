@@ -180,6 +180,13 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def path_of(value: object, what: str) -> Path:
+    """Return the path that a caller of the Python interface gives; raise UsageError if it is none."""
+    if isinstance(value, str | os.PathLike) and "\0" not in (text := str(os.fspath(value))):
+        return Path(text)
+    raise UsageError(f"{what} = {shown(value)} must be a path, such as 'runs/first'")
+
+
 # --- JSON ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -9,6 +10,7 @@ from gpi import evaluation, video
 from gpi.errors import UsageError
 from gpi.evaluation import Evaluation
 from gpi.export import Exported, export
+from gpi.files import path_of
 from gpi.report.audit import AuditSummary, summarise
 from gpi.report.notebook import as_html, as_text
 from gpi.report.pictures import Picture, encode_figure, require_picture, save_figure
@@ -28,9 +30,9 @@ class Run(files.Run):
     A notebook shows its settings, returns, audit and learning curve.
     """
 
-    def __init__(self, dir: str | Path):
-        """Read nothing yet, but make sure that there is something to read."""
-        super().__init__(Path(dir))
+    def __init__(self, dir: str | os.PathLike[str], env: str | Make | None = None):
+        """Read nothing yet, but make sure that there is something to read; `env` as in `gpi.rundir.run.Run`."""
+        super().__init__(path_of(dir, "run"), env)
         if not self.dir.is_dir():
             raise UsageError(f"{dir} does not exist; name a directory that `gpi train` made")
 
@@ -74,12 +76,14 @@ class Run(files.Run):
     ) -> Recorded:  # fmt: skip
         """Film an episode of a seed's policy, by default the first, as .mp4, .webp or .gif, by `gpi.video.record`."""
         policies = evaluation.policies_of(self.dir, seed, policy)
-        task, make = evaluation.task_of(policies, self.dir, env)
+        task, make, note = evaluation.task_of(policies, self, env)
         member, acting = next(iter(policies.items()))
-        return video.record(
+        film = video.record(
             acting, task, out, make=make, seed=member, steps=steps, fps=fps, size=size, camera=camera, sampled=sampled,
             quiet=quiet,
         )  # fmt: skip
+        evaluation.tell(note, quiet=quiet)
+        return film
 
     def __repr__(self) -> str:
         """Describe the run in a few lines."""

@@ -12,6 +12,7 @@ from gpi.callbacks import Evaluate, Report
 TINY: dict[str, Any] = {
     "seeds": 2, "n": 128, "minibatches": 4, "epochs": 1, "hidden": (8,), "checkpoint_every": 2, "quiet": True,
 }  # fmt: skip
+ONE: dict[str, Any] = TINY | {"seeds": 1}
 TABLES = ("metrics.csv", "episodes.csv", "audit.csv")
 
 

@@ -13,6 +13,12 @@ from gpi.cli.output import complain
 from gpi.config import nearest
 from gpi.config_file import meant
 
+ELSEWHERE = {
+    "tune": "study", "sweep": "study", "grid": "study", "benchmark": "study", "evaluate": "eval", "test": "eval",
+    "enjoy": "record", "render": "record", "video": "record", "play": "record", "continue": "resume", "envs": "tasks",
+    "list": "tasks", "fit": "train", "learn": "train", "run": "train",
+}  # fmt: skip
+"""What commands are called elsewhere."""
 ENV = "the environment by name; needed for your own, because no run directory may name code to import"
 
 
@@ -70,6 +76,8 @@ class Parser(argparse.ArgumentParser):
             return
         choices = [str(choice) for choice in action.choices]
         near = meant(str(value), nearest(str(value), choices))
+        if action.metavar == "COMMAND" and str(value) in ELSEWHERE:
+            near = f"; {ELSEWHERE[str(value)]} is its name here"
         if action.metavar in ("COMMAND", "ACTION"):
             self.error(f"unknown {action.metavar.lower()} {value!r}{near}")
         name = "/".join(action.option_strings) or action.dest

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpi.cli.parsing import ENV, whole
-from gpi.evaluation import Evaluation, play, require_positive, task_of
+from gpi.config import require_positive
+from gpi.evaluation import Evaluation, play, task_of, tell
 from gpi.export import export
 from gpi.rundir.policies import Found, Which, find
 from gpi.video import FPS, record
@@ -23,7 +25,7 @@ def add_eval(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "eval", help="play new episodes with trained policies: mean return of each seed, with confidence interval",
         description="Play episodes in environments unseen in training with each seed's final policy. Intervals are "
-        "95 % bootstrap intervals of the mean: of a seed over its episodes, of all over the seeds.",
+        "Student's 95 % intervals of the mean: of a seed over its episodes, of all over the seeds.",
     )  # fmt: skip
     verb.add_argument("run_dir", type=Path, metavar="DIR", help="run directory, or a policy file")
     verb.add_argument("--episodes", type=whole, default=10, help="episodes per seed (default: %(default)s)")
@@ -50,6 +52,8 @@ def add_choice(verb: argparse.ArgumentParser, what: str, default: str) -> None:
 
 def seed_or_best(text: str) -> int | str:
     """Read a seed, or the word best."""
+    if text != "best" and not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a seed of the run, e.g. 0, or best")
     return text if text == "best" else int(text)
 
 
@@ -65,16 +69,18 @@ def run_eval(parsed: argparse.Namespace) -> int:
     """Evaluate policies and print the result."""
     require_positive(episodes=parsed.episodes, max_steps=parsed.max_steps)
     found = chosen(parsed)
-    task, make = task_of(found.policies, parsed.run_dir, parsed.env)
+    task, make, note = task_of(found.policies, parsed.run_dir, parsed.env)
     result = play(
         found.policies, task, make, parsed.episodes, deterministic=not parsed.sampled, max_steps=parsed.max_steps,
         quiet=False,
     )  # fmt: skip
-    print(as_json(result, found) if parsed.json else table(result, found))
+    tell(note, quiet=False)
+    notes = (*found.notes, *filter(None, [note, found.flattery]))
+    print(as_json(result, notes) if parsed.json else table(result, found))
     return 0
 
 
-def as_json(result: Evaluation, found: Found) -> str:
+def as_json(result: Evaluation, notes: Sequence[str]) -> str:
     """Return an evaluation with every episode as one JSON object; one episode has no interval."""
     low, high = result.interval() if result.has_interval() else (None, None)
     return json.dumps({
@@ -85,7 +91,7 @@ def as_json(result: Evaluation, found: Found) -> str:
                         "lengths": result.lengths[seed].tolist()}
             for seed, returns in result.returns.items()
         },
-        "notes": [*found.notes, *([found.flattery] if found.flattery else [])],
+        "notes": notes,
     })  # fmt: skip
 
 
@@ -140,12 +146,13 @@ def run_record(parsed: argparse.Namespace) -> int:
     """Record an episode, and say what it shows."""
     found = chosen(parsed, first=True)
     policies = found.policies
-    task, make = task_of(policies, parsed.run_dir, parsed.env)
+    task, make, note = task_of(policies, parsed.run_dir, parsed.env)
     seed, policy = next(iter(policies.items()))
     film = record(
         policy, task, parsed.out, make=make, seed=seed, steps=parsed.steps, fps=parsed.fps, size=parsed.size,
         camera=parsed.camera, sampled=parsed.sampled,
     )  # fmt: skip
+    tell(note, quiet=False)
     end = "to its end" if film.ended else "not to its end"
     print(f"{film.path}: seed {seed}, {film.length} steps ({end}), return {film.episode_return:.2f}, {film.fps:g} fps")
     if found.flattery:

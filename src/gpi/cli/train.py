@@ -41,6 +41,15 @@ ABOUT = {
     "machine": "what the run may use of this machine",
 }
 CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS, "normaliser": NORMALISERS}
+DEVICE = "has no option for devices; type JAX_PLATFORMS=cpu, or cuda, before gpi"
+HINTS = {
+    "--device": DEVICE, "--gpu": DEVICE, "--cuda": DEVICE,
+    "--wandb": "has no option for that; use --tensorboard, or a callback in Python",
+    "--mlflow": "has no option for that; use --tensorboard, or a callback in Python",
+    "--lr-schedule": "needs no schedule: the learning rate follows the trust region; --lr is where it begins",
+    "--activation": "has no option for that: networks have tanh; --hidden sets their layers",
+}  # fmt: skip
+"""What to say about options that other libraries have."""
 METAVARS = {int: "N", float: "X", tuple[int, ...]: "N,N", tuple[float, ...]: "LOW,HIGH"}
 READERS = {int: whole, tuple[int, ...]: units, tuple[float, ...]: ends}
 
@@ -63,6 +72,7 @@ def add_train(verbs: Verbs) -> None:
         help="settings from a .toml file, or from a run directory to repeat it; what is typed here beats them",
     )  # fmt: skip
     groups["run"].add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
+    verb.hints |= {name: f"gpi train {hint}" for name, hint in HINTS.items()}
     verb.set_defaults(run=run_train)
 
 

@@ -92,6 +92,13 @@ def _own(name: str, backend: str, make: Make | None) -> Task:
     return Task(name, "processes" if backend == "processes" else "gymnasium", own=True)
 
 
+def require_env(env: object) -> None:
+    """Raise UsageError unless an environment is a name or makes environments; None leaves it to the run."""
+    if not (env is None or callable(env) or isinstance(env, str)):
+        kind = type(env).__name__
+        raise UsageError(f"env is a {kind}; give a name, or the function or class that makes environments")
+
+
 def name_of(make: Make) -> str:
     """Return the name of a function that makes environments: `my_module:make_env`."""
     name = getattr(make, "__qualname__", type(make).__qualname__)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpi.config import Config
+from gpi.config import Config, config_of, idle_settings
 from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.rundir.run import Run
@@ -19,6 +19,7 @@ SECONDARY = {
 DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(Config) if field.name not in ("task", "algorithm")
 }
+ALL = Config.__dataclass_fields__.keys()
 
 MANY = 2  # settings in a label; where more differ, those at their default go without saying
 
@@ -31,15 +32,17 @@ def short_task(run: Run) -> str:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a label for each run that tells it from the others on its task.
 
-    It is the algorithm and the settings that differ; runs with the same settings have their directories' names.
+    It is the algorithm and the settings that differ, but for those that this run does not read; runs with the same
+    settings have their directories' names.
     """
     settings = [settings_of(run) for run in runs]
     kinds = [(short_task(run), run.config["algorithm"]) for run in runs]
     words = []
     for i, kind in enumerate(kinds):
-        rivals = [settings[j] for j in range(len(runs)) if kinds[j] == kind]
-        first = differing(settings[i], rivals, set(DEFAULTS) - SECONDARY)
-        twins = [other for other in rivals if all(other[name] == settings[i][name] for name in first)]
+        rivals = [(kinds[j], settings[j]) for j in range(len(runs)) if kinds[j][0] == kind[0]]
+        idle = idle_settings(config_of({name: runs[i].config[name] for name in ALL & runs[i].config.keys()}))
+        first = differing(settings[i], [other for _, other in rivals], set(DEFAULTS) - SECONDARY - set(idle))
+        twins = [x for other, x in rivals if other == kind and all(x[name] == settings[i][name] for name in first)]
         names = first + differing(settings[i], twins, SECONDARY)
         if len(names) > MANY:
             names = [name for name in names if settings[i][name] != shown(DEFAULTS[name])]

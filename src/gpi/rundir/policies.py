@@ -5,6 +5,7 @@ A checkpoint is read without the run's lock, and without starting JAX.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ class Found(NamedTuple):
     """Says how the best were chosen."""
 
 
-def load(source: str | Path, seed: int | Literal["best"] | None = None, policy: Which = "last") -> Policy:
+def load(source: str | os.PathLike[str], seed: int | Literal["best"] | None = None, policy: Which = "last") -> Policy:
     """Load the policy in a file, in a directory that `gpi export` made, or of a run's `seed`, by default its first.
 
     While a run has not finished, the policy is that of its newest checkpoint; `about["steps"]` says at which step.
@@ -58,13 +59,17 @@ def load(source: str | Path, seed: int | Literal["best"] | None = None, policy: 
 
 
 def find(
-    source: str | Path, seed: int | Literal["best"] | None = None, policy: Which = "last", *, first: bool = False
+    source: str | os.PathLike[str],
+    seed: int | Literal["best"] | None = None,
+    policy: Which = "last",
+    *,
+    first: bool = False,
 ) -> Found:
     """Return the policies of a run by their seeds, or the one in a file or in an export.
 
     Without a `seed` they are those of all seeds; those after the `first` may then be left out.
     """
-    run = Path(source)
+    run = files.path_of(source, "the source of a policy")
     if policy not in get_args(Which):
         raise UsageError(f"policy = {policy!r} must be one of {', '.join(get_args(Which))}; use last")
     if not (seed is None or seed == "best" or isinstance(seed, int | np.integer)):

@@ -36,6 +36,9 @@ def identity_of(config: Config, machine: Mapping[str, object]) -> Facts:
     return {**machine, "config": json.loads(json.dumps(settings, sort_keys=True)), "config_hash": digest}
 
 
+ALLOW = "allow it: --allow-drift, or allow_drift=True in Python"
+
+
 def find_checkpoint(directory: Path, layout: Mapping[str, ArraySpec], identity: Facts, *, allow_drift: bool) -> Found:
     """Return the newest valid checkpoint; raise FileError if anything that decides its bits has changed."""
     drift: list[str] = []
@@ -55,7 +58,7 @@ def judge_drift(directory: Path, then: Facts, now: Facts, *, allow_drift: bool) 
         raise FileError(f"{directory} was trained in another environment: {'; '.join(other)}; name that one")
     drift = differences(with_defaults(then), now)
     if drift and not allow_drift:
-        raise FileError(f"{directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or --allow-drift")
+        raise FileError(f"{directory} cannot be resumed exactly: {'; '.join(drift)}; undo that, or {ALLOW}")
     return drift
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,7 @@ from gpi.rundir.course import final_performance
 from gpi.standalone import Facts
 
 if TYPE_CHECKING:
+    from gpi.envs.importing import Make
     from gpi.rundir.policies import Which
     from gpi.standalone import Policy
 
@@ -32,6 +33,12 @@ class Run:
     """A finished run, read from its directory."""
 
     dir: Path
+    env: str | Make | None = field(default=None, compare=False)
+    """The user's own environment, as this process trained in it; no file names it, so another process asks for it."""
+
+    def __fspath__(self) -> str:
+        """Return the directory: a run may stand wherever a path does."""
+        return str(self.dir)
 
     @property
     def config(self) -> Facts:

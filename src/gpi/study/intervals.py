@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.errors import UsageError
+from gpi.student import LEVEL, t_quantile
 
 Scores = Mapping[str, np.ndarray] | Sequence[np.ndarray] | np.ndarray
 """Final performance of one arm: by task the array of its seeds, or an array `[tasks, seeds]`."""
@@ -34,9 +35,7 @@ Statistic = Callable[[Strata], np.ndarray]
 RESAMPLES = 4_000
 FEWEST = 100  # resamples, of however many seeds
 CELLS, AT_ONCE = 200_000_000, 20_000_000  # numbers that statistics of all resamples may read, and of those in memory
-LEVEL = 0.95
 WHOLE = (-math.inf, math.inf)
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 class Interval(NamedTuple):
@@ -73,29 +72,6 @@ def strata_of_two(scores: Scores, others: Scores) -> tuple[list[np.ndarray], lis
     if len(pair[0]) != len(pair[1]):
         raise UsageError(f"the arms have {len(pair[0])} and {len(pair[1])} tasks; compare the tasks that both have")
     return pair
-
-
-# --- Student's t ---------------------------------------------------------------------------------------------------
-
-
-def t_quantile(probability: float, freedom: np.ndarray | float) -> np.ndarray:
-    """Return the quantile of Student's t: the number that it stays below with `probability`, found by bisection.
-
-    With t = sqrt(freedom) tan(x), the distribution is the integral of cos(x)^(freedom - 1), up to a constant.
-    """
-    if not 0.0 < probability < 1.0:
-        raise UsageError(f"a quantile's probability is {probability}; it must lie between 0 and 1")
-    freedom = np.clip(np.asarray(freedom, np.float64), 1e-3, 1e6)
-    log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
-    constant = np.exp(log_gamma((freedom + 1) / 2) - log_gamma(freedom / 2)) / math.sqrt(math.pi)
-    target = abs(probability - 0.5)
-    low, high = np.zeros_like(freedom), np.minimum(math.pi / 2, 40.0 / np.sqrt(freedom))  # where the mass is
-    for _ in range(60):
-        middle = (low + high) / 2
-        points = middle[..., None] * (NODES + 1.0) / 2
-        mass = constant * middle / 2 * (WEIGHTS * np.cos(points) ** (freedom[..., None] - 1.0)).sum(axis=-1)
-        low, high = np.where(mass < target, middle, low), np.where(mass < target, high, middle)
-    return math.copysign(1.0, probability - 0.5) * np.sqrt(freedom) * np.tan((low + high) / 2)
 
 
 # --- the bootstrap -------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.errors import UsageError
+from gpi.student import LEVEL, t_quantile
 from gpi.study.intervals import (
     AT_ONCE,
-    LEVEL,
     WHOLE,
     Interval,
     Scores,
@@ -29,7 +29,6 @@ from gpi.study.intervals import (
     least_of_shares,
     strata_of,
     strata_of_two,
-    t_quantile,
 )
 
 SCALE = 1_000.0  # the largest return of the 28 tasks
@@ -153,21 +152,6 @@ def welch(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> tuple[float, fl
     freedom = (a + b) ** 2 / (a**2 / (len(x) - 1) + b**2 / (len(y) - 1))
     reach = float(t_quantile((1.0 + level) / 2, freedom)) * math.sqrt(a + b)
     return middle, middle - reach, middle + reach
-
-
-def student(x: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
-    """Return the mean of one task's seeds and the ends of Student's interval; NaN where there is one seed."""
-    middle = float(np.mean(x))
-    if len(x) < 2:
-        return middle, math.nan, math.nan
-    reach = reach_of(len(x), level) * float(np.std(x, ddof=1))
-    return middle, middle - reach, middle + reach
-
-
-@lru_cache(maxsize=64)
-def reach_of(seeds: int, level: float = LEVEL) -> float:
-    """Return how many standard deviations of the seeds Student's interval of their mean reaches to each side."""
-    return float(t_quantile((1.0 + level) / 2, seeds - 1)) / math.sqrt(seeds) if seeds > 1 else math.nan
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpi.callbacks import Callback, Evaluate
-from gpi.config import Config, checked_types, plan_of, require, validate, validate_batch
+from gpi.config import Config, plan_of, require, validate_batch
 from gpi.core.plan import Plan
 from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
@@ -49,6 +49,12 @@ class Job:
             return ""
         return f"the least and the largest return of an episode of {self.config.task} are not known"
 
+    def member(self, seed: int) -> int:
+        """Return the place of one of the run's seeds among its members."""
+        if seed not in self.seeds:
+            raise UsageError(f"seed = {seed!r} is not in this run; its seeds are {self.seeds[0]} to {self.seeds[-1]}")
+        return self.seeds.index(seed)
+
     @property
     def return_range(self) -> tuple[float, float]:
         """The least and the largest return of an episode, as the user or the task says; infinite where neither does."""
@@ -66,13 +72,11 @@ class Job:
 
 def resolve(config: Config, make: Make | None = None, callbacks: Sequence[Callback] = ()) -> Job:
     """Decide everything about a run; raise UsageError for a bad setting, in one line with value, rule and remedy."""
-    config = checked_types(config)
     rule = f"must be one of {', '.join(tasks.BACKENDS)}"
     require(config, "backend", config.backend in tasks.BACKENDS, rule, "use auto")
     task = tasks.find(config.task, config.backend, make)
     if config.reset_each_batch is None:
         config = dataclasses.replace(config, reset_each_batch=task.horizon is not None)
-    validate(config)
     validate_batch(config, task.horizon)
     seeds = range(config.seed, config.seed + config.seeds)
     evaluations = [Evaluate(config.eval_every, config.eval_episodes)] if config.eval_every else []

@@ -28,7 +28,7 @@ from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.rundir.course import final_window
 from gpi.rundir.evaluations import kept_best, read_evaluations, rewind
-from gpi.rundir.resume import find_checkpoint, identity_of
+from gpi.rundir.resume import ALLOW, find_checkpoint, identity_of
 from gpi.rundir.run import CURVE, Run
 from gpi.rundir.tables import RunTables, describe, slowest
 from gpi.standalone import Facts
@@ -152,7 +152,7 @@ class Session:
         if not same:
             what = "the replayed environments show other observations than they had shown"
             if self.job.task.compiled and not allow_drift:
-                raise FileError(f"{self.directory} cannot be resumed exactly: {what}; --allow-drift continues anyway")
+                raise FileError(f"{self.directory} cannot be resumed exactly: {what}; {ALLOW}")
             self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
             trainer.start_over()
         self.saved = found.iteration
@@ -243,7 +243,7 @@ class Session:
         job, tables = self.job, run.tables
 
         def policy(seed: int) -> Policy:
-            return policy_of(*learned(run, job.seeds.index(seed)))
+            return policy_of(*learned(run, job.member(seed)))
 
         def evaluation(episodes: int) -> Evaluation:
             # Not the episodes of `gpi eval`: what chooses a policy must not judge it too.
@@ -252,7 +252,7 @@ class Session:
                 return play(policies, job.task, job.make, episodes, purpose="evaluation in training")
 
         def save_policy(seed: int, path: Path, facts: dict[str, str]) -> None:
-            theta, normaliser, spec, about = learned(run, job.seeds.index(seed))
+            theta, normaliser, spec, about = learned(run, job.member(seed))
             save(path, theta, normaliser, spec, about | facts)
 
         return Report(

@@ -43,21 +43,25 @@ class Starting:
         raise KeyboardInterrupt
 
 
+def ignored(number: signal.Signals) -> bool:
+    """Return whether whoever started this process, or the user's own code, wants a signal ignored."""
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
     """Let Ctrl-C, SIGTERM and SIGHUP end the run after its iteration.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored. Python allows handlers in the main thread only.
+    A signal that is ignored stays ignored: SIGHUP under nohup, SIGINT in what a script started in the background.
+    Python allows handlers in the main thread only.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    starting = before[signal.SIGINT]
+    optional = [number for number in (signal.SIGINT, signal.SIGHUP) if not ignored(number)]
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, *optional)}
+    starting = before.get(signal.SIGINT)
     try:
         if isinstance(starting, Starting) and starting.interrupted:
             raise KeyboardInterrupt
@@ -70,7 +74,7 @@ def interruptible() -> Iterator[Interrupt]:
 @contextmanager
 def starting() -> Iterator[None]:
     """Keep a Ctrl-C of the first moments, when imports may swallow it, for `interruptible`."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or ignored(signal.SIGINT):
         yield
         return
     before = signal.signal(signal.SIGINT, Starting())

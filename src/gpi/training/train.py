@@ -50,8 +50,8 @@ def train(
     make, callbacks = user or UserCode()
     config, notes = without_envpool(config, make)
     job = resolve(decided(config), make, callbacks)
-    require_memory(job)
     validate_new(job.config, job.task.return_range)
+    require_memory(job)
     notes += [*without_effect(job.config, typed), *unpromised(job.config)]
     if job.uncertified:
         notes.append(

@@ -9,9 +9,9 @@ import numpy as np
 from gpi.report.blocks import Chart, Line, Section, Table
 from gpi.rundir.course import course_at
 from gpi.rundir.random_policy import scale_of
+from gpi.student import reach_of
 from gpi.study.frame import FINISHED
 from gpi.study.sections.words import Material, bounds_of, listed, slug
-from gpi.study.statistics import reach_of
 from gpi.training.progress import plural
 
 POINTS = 100

@@ -12,11 +12,12 @@ from gpi.envs import dmc
 from gpi.report.blocks import Tags
 from gpi.rundir.course import FINAL_STEPS
 from gpi.rundir.random_policy import RandomPolicy
+from gpi.student import student
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
 from gpi.study.learning import learning_occurs
-from gpi.study.statistics import SCALE, student
+from gpi.study.statistics import SCALE
 
 FINAL = (
     "Final performance is a seed's mean training return over the last 204,800 steps of its run (the last fifth, if it "
