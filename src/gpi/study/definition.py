@@ -13,7 +13,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -141,16 +141,16 @@ def notes_of(jobs: Sequence[Job]) -> Iterator[str]:
     seen: dict[str, str] = {}
     for _, arm, config in (job for job in jobs if job.task == jobs[0].task):
         idle = {line.partition(" ")[0]: line for line in without_effect(config, OPTIONS)}
-        first = seen.setdefault(made_by(dataclasses.replace(config, **dict.fromkeys(idle))), arm)
+        first = seen.setdefault(made_by(config, without=idle), arm)
         if first != arm:
             why = [line for name, line in idle.items() if name in arm]
             yield f"{arm} trains what {first} trains{': ' if why else ''}{'; '.join(why)}"
 
 
-def made_by(config: Config) -> str:
-    """Return the settings that make an arm: all but the task, the seeds and the steps."""
+def made_by(config: Config, without: Iterable[str] = ()) -> str:
+    """Return the settings that make an arm: all but the task, the seeds and the steps, and some that nothing reads."""
     settings = dataclasses.asdict(decided(config))
-    return json.dumps({name: x for name, x in settings.items() if name != "task" and name not in OF_STUDY})
+    return json.dumps({name: x for name, x in settings.items() if name not in {*OF_STUDY, *without}})
 
 
 def tasks_of(document: Document, environments: Mapping[str, str], notes: list[str]) -> list[str]:
