@@ -129,6 +129,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "note: trpo-lr0.001 trains" in capsys.readouterr().err
     assert not study_of(tmp_path, GOOD.replace('"ppo"', '["ppo", "geppo"]\nkappa = [0, 1]')).notes, "meant so"
     assert not any(load_study(name).notes for name in builtin_names())
+    assert len(study_of(tmp_path, GOOD + 'trust = ["keep", "strict"]').jobs) == 2, "kl_slack has no effect in either"
 
 
 def test_own_environments_are_named_on_the_command_line_only(tmp_path: Path):
