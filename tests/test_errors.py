@@ -146,7 +146,7 @@ def damage(run: Path, name: str, data: bytes) -> GpiError:
     ("config.json", b'{"config": 3}', "lacks the settings"),
     ("config.json", b'{"config": {"task": "x", "algorithm": "ppo", "seed": 0, "seeds": "five"}}', "seeds = 'five'"),
     ("config.json", b'{"config": {"task": "x", "algorithm": "sac", "seed": 0, "seeds": 1}}', "'sac'"),
-    ("config.json", b'{"config": {"task": "x", "algorithm": "ppo", "seed": 0, "seeds": 1000000000000}}', "no run"),
+    ("config.json", b'{"config": {"task": "x", "algorithm": "ppo", "seed": 0, "seeds": 1000000000000}}', "- seeds]"),
     ("episodes.csv", b"", "lacks the column 'seed'"),
     ("episodes.csv", b"seed,return\n", "lacks the column 'steps'"),
     ("episodes.csv", b"seed,steps,return,length\n0,1,\xff,2\n", "can't decode"),

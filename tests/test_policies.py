@@ -416,6 +416,6 @@ def test_eval_shows_its_progress(killed: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_only_the_setting_at_fault_is_named(killed: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["eval", str(killed), "--episodes", "0"]) == 2
-    assert capsys.readouterr().err == "gpi: episodes = 0 must be at least 1; use 1 or more\n"
+    assert capsys.readouterr().err == "gpi: episodes = 0 must be a whole number of at least 1; use 1 or more\n"
     assert cli.main(["eval", str(killed), "--max-steps", "-1"]) == 2
-    assert capsys.readouterr().err == "gpi: max_steps = -1 must be at least 1; use 1 or more\n"
+    assert capsys.readouterr().err == "gpi: max_steps = -1 must be a whole number of at least 1; use 1 or more\n"

@@ -407,9 +407,9 @@ def test_the_commands_make_the_same_settings_again_and_hold_no_command_of_a_file
         parsed = vars(parser().parse_args(words))
         again = Config(**{name: x for name, x in parsed.items() if name in Config.__dataclass_fields__})
         assert dataclasses.replace(again, reset_each_batch=config.reset_each_batch) == config
-    evil = made("x; rm -rf ~", "geppo", [1.0, 2.0], trust="$(reboot)", reset_each_batch=False)
+    evil = made("x; rm -rf ~", "geppo", [1.0, 2.0], reset_each_batch=False)
     assert report_of([evil]).commands == (
-        "gpi train 'x; rm -rf ~' --algorithm geppo --seeds 2 --steps 1000000 --kappa 1 --trust '$(reboot)' --threads 1",
+        "gpi train 'x; rm -rf ~' --algorithm geppo --seeds 2 --steps 1000000 --kappa 1 --threads 1",
     )
 
 

@@ -1,5 +1,6 @@
 """Results and packs: what a run says in few numbers, read with the suspicion that policies are read with."""
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -123,7 +124,9 @@ def test_a_pack_holds_results_bit_for_bit(cut: list[Path], tmp_path: Path):
 
 
 def changed(result: Result, **fields: object) -> Result:
-    config = dataclasses.replace(result.config, **{k: v for k, v in fields.items() if k in result.config.__dict__})  # type: ignore[arg-type]
+    config = copy.copy(result.config)
+    for name in fields.keys() & config.__dict__.keys():
+        object.__setattr__(config, name, fields[name])  # unchecked, as a hostile pack has it
     return dataclasses.replace(result, config=config, **{k: v for k, v in fields.items() if k not in config.__dict__})  # type: ignore[arg-type]
 
 
@@ -185,9 +188,9 @@ ESCAPE = "\x1b]0;OWNED\x07\x1b[31mred\r\x1b[2K"
 
 @pytest.mark.parametrize(("fields", "line"), [
     ({"kappa": -1.0}, "kappa = -1.0 must be in [0, 1]"), ({"B": 0}, "B = 0 must be at least 1"),
-    ({"B": 10**300}, "must be at most 1e+30"), ({"n": -5}, "n = -5 must be"), ({"gamma": 2.0}, "gamma = 2.0 must be"),
+    ({"B": 10**300}, "must be at most 10000"), ({"n": -5}, "n = -5 must be"), ({"gamma": 2.0}, "gamma = 2.0 must be"),
     ({"hidden": (64,) * 100_000}, "a setting has 100,000 values"), ({"trust": "<b>x</b>"}, "must be one of paper"),
-    ({"trust": ESCAPE}, "all of them printable"), ({"task": ESCAPE}, "all of them printable"),
+    ({"trust": ESCAPE}, "must be one of paper"), ({"task": ESCAPE}, "all of them printable"),
     ({"task": "\u202egnir"}, "all of them printable"), ({"task": "x" * 200_000}, "at most 200 letters"),
     ({"seed": 2**21}, "seed = 2097152 must be"), ({"lr": 1e300}, "must be at most 1e+30"),
     ({"final": np.full(5, 1.7e308)}, "returns must be within"),

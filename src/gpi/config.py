@@ -291,6 +291,7 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
     """Raise UsageError, in one line, unless the rule of a setting holds."""
     if not holds:
         value = str(getattr(config, name))
+        value = value if value.isprintable() else ascii(value)  # a file may say anything
         raise UsageError(f"{name} = {value if len(value) <= 80 else value[:77] + '...'} {rule}; {remedy}")
 
 

@@ -127,7 +127,8 @@ def task_of(policies: Mapping[int, Policy], source: str | Path | Run | Policy, e
     if task.own and env is None:
         where = "this policy" if isinstance(source, Policy) else os.fspath(source)
         raise UsageError(tasks.ask_for_name(where, name))
-    other = f"trained in {about['task']}, played in {task.id}" if about["task"] != task.id else ""
+    trained = about.get("task", task.id)
+    other = f"trained in {trained}, played in {task.id}" if trained != task.id else ""
     return Place(task, env if callable(env) else None, other)
 
 
