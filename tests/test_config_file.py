@@ -13,7 +13,7 @@ import gpi
 from gpi import cli
 from gpi.callbacks import Evaluate
 from gpi.cli.train import typed_settings
-from gpi.config import Config
+from gpi.config import PRESETS, Config
 from gpi.config_file import Key, combined, read_json, read_settings, read_toml
 from gpi.training.job import resolve
 from own_runs import TABLES, Watch
@@ -115,6 +115,19 @@ def test_what_is_typed_beats_the_file_which_beats_the_defaults(tmp_path: Path):
     assert found == Config("hopper-hop", kappa=1.0, steps=1_000_000, seeds=5, hidden=(8, 8), reset_each_batch=False)
     assert settings("walker-walk", "--config", str(file)).task == "walker-walk"
     assert typed_settings(cli.parser().parse_args(["train", "x", "--seeds", "5"])) == {"task": "x", "seeds": 5}
+
+
+def test_a_file_beats_a_preset_which_beats_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(PRESETS, "paper", {"epochs": 7, "kappa": 0.25, "B": 3})
+    file = tmp_path / "settings.toml"
+    file.write_text('task = "hopper-hop"\npreset = "paper"\nkappa = 0.5\n')
+    expected = Config("hopper-hop", epochs=7, kappa=0.5, B=4)
+    assert settings("--config", str(file), "--B", "4") == expected
+    file.write_text('task = "hopper-hop"\nkappa = 0.5\n')
+    assert settings("--config", str(file), "--B", "4", "--preset", "paper") == expected, "wherever it is said"
+    assert settings("--config", str(file)).epochs == 10
+    assert gpi.train("geppo", "CartPole-v1", preset="paper", kappa=0.5, n=64, B=4, steps=64, seeds=1,
+                     out=tmp_path / "run", quiet=True).config["epochs"] == 7  # fmt: skip
 
 
 def test_the_example_is_a_file_of_settings():

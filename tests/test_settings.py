@@ -18,7 +18,7 @@ import envs_own
 import gpi
 from gpi.api import Settings
 from gpi.cli import main
-from gpi.config import MOST, SYNONYMS, Config, nearest, validate, validate_new, without_effect
+from gpi.config import MOST, PRESETS, SYNONYMS, Config, nearest, validate, validate_new, without_effect
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
@@ -74,9 +74,12 @@ def test_a_rule_for_new_runs_does_not_stop_old_ones():
 
 def test_settings_have_the_types_of_config():
     """They are written twice, because no type checker can derive the one from the other."""
+    presets = {"preset": typing.Literal["paper"]}
+    assert tuple(PRESETS) == typing.get_args(presets["preset"])
     kinds = typing.get_type_hints(Config)
     lists = {tuple[int, ...]: Sequence[int], tuple[float, ...]: Sequence[float]}  # lists may be given too
     expected = {name: lists.get(kind, kind) for name, kind in kinds.items() if name not in ("task", "algorithm")}
+    expected |= presets
     assert typing.get_type_hints(Settings) == expected and not Settings.__required_keys__
 
 

@@ -14,12 +14,15 @@ import gpi
 import hostile
 import made_runs
 from gpi import files
+from gpi.config import Config, expanded
 from gpi.errors import FileError, UsageError
 from gpi.rundir.course import BIN, bin_of, curve_of, final_performance, joined
 from gpi.study import results
+from gpi.study.definition import load_study
 from gpi.study.frame import results_of
 from gpi.study.gathered import gathered
 from gpi.study.results import Result, encode_pack, merged, parse_pack, read_pack, read_result, write_pack
+from gpi.training.job import resolve
 from own_runs import TINY
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -121,6 +124,15 @@ def test_a_pack_holds_results_bit_for_bit(cut: list[Path], tmp_path: Path):
         np.testing.assert_array_equal(a.final, b.final)
     whole = (tmp_path / "p.safetensors").stat().st_size / 2 * 336
     assert whole < 10e6, "the paper's study is below 10 MB"
+
+
+def test_the_preset_of_the_paper_is_what_its_study_was_made_with(cut: list[Path]):
+    """Whatever the defaults become."""
+    for result in map(read_result, cut):
+        jobs = [job.config for job in load_study("paper").jobs if job.task == "pendulum-swingup"]
+        assert dataclasses.replace(result.config, threads=0) in jobs
+        named = {"task": "pendulum-swingup", "algorithm": result.config.algorithm, "preset": "paper"}
+        assert resolve(Config(**expanded(named))).config in jobs
 
 
 def changed(result: Result, **fields: object) -> Result:

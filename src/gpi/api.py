@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from gpi.callbacks import Callback, TensorBoard
-from gpi.config import Config, checked_type, require_known
+from gpi.config import Config, checked_type, expanded, require_known
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
@@ -22,6 +22,7 @@ from gpi.rundir.run import open_run
 class Settings(TypedDict, total=False):
     """The fields of `Config` as editors and type checkers know them; `task` and `algorithm` have names of their own."""
 
+    preset: Literal["paper"]
     seeds: int
     seed: int
     steps: int
@@ -70,11 +71,13 @@ def train(
         callbacks: Functions that see a `gpi.callbacks.Report` after every iteration; one that returns True ends the
             run.
         tensorboard: Write TensorBoard events into the run directory.
-        settings: Fields of `Config`.
+        settings: Fields of `Config`; `preset="paper"` gives those that are left out the paper's values, whatever the
+            defaults are.
     """
     from gpi.training import train as training  # it needs all of gpi
 
-    require_known(settings, "gpi.train")
+    given = expanded(settings)
+    require_known(given, "gpi.train")
     checked_type("quiet", quiet, bool)
     if isinstance(env, str) and env in ALGORITHMS and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
         other = repr(algorithm) if isinstance(algorithm, str) else "env"
@@ -83,7 +86,6 @@ def train(
     make = env if callable(env) else None
     name = tasks.name_of(env) if callable(env) else env
     user = training.UserCode(make, with_tensorboard(callbacks, tensorboard))
-    given: dict[str, Any] = {**settings}  # lists become tuples
     config = Config(task=name, algorithm=algorithm, **given)
     directory = None if out is None else path_of(out, "out")
     return passing_on(*training.train(config, directory, user, quiet=quiet, typed=settings), env)

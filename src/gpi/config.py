@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,6 +34,14 @@ MOST: dict[str, int | float] = {
 }  # fmt: skip
 """The largest values in new runs: beyond them a run would not compile, not end or not be finite."""
 NORMALISERS = ("auto", "paper", "still")
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "trust": "paper", "normaliser": "auto", "kappa": 1.0, "eps": 0.2, "B": 2, "n": 1024, "epochs": 10,
+        "minibatches": 32, "gamma": 0.995, "gae_lambda": 0.97, "lr": 3e-4, "value_lr": 3e-4, "max_grad_norm": 0.5,
+        "kl_slack": 1.5, "freeze_normaliser": 0, "hidden": (64, 64), "num_envs": 1, "reset_each_batch": None,
+    },
+}  # fmt: skip
+"""Settings under one name. What a file or an option says beats them, and they beat the defaults."""
 LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
@@ -250,6 +258,21 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return next((plain[found] for found in difflib.get_close_matches(typed, plain, n=1, cutoff=0.6)), None)
 
 
+def kinds() -> dict[str, Any]:
+    """Return the type of all that may be set: the fields of Config, and `preset`."""
+    return {**typing.get_type_hints(Config), "preset": str}
+
+
+def expanded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of their `preset` below them, and without that name: no run directory has it."""
+    if "preset" not in settings:
+        return dict(settings)
+    name = settings["preset"]
+    if name not in PRESETS:
+        raise UsageError(f"preset = {ascii(name)[:80]} must be {' or '.join(PRESETS)}; leave it out for the defaults")
+    return {**PRESETS[name], **{key: value for key, value in settings.items() if key != "preset"}}
+
+
 def require_known(settings: Iterable[str], where: str) -> None:
     """Raise UsageError for a setting that does not exist, with the nearest that does."""
     names = [field.name for field in dataclasses.fields(Config)]
@@ -291,7 +314,7 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
     """Raise UsageError, in one line, unless the rule of a setting holds."""
     if not holds:
         value = str(getattr(config, name))
-        value = value if value.isprintable() else ascii(value)  # a file may say anything
+        value = value if value.isprintable() else ascii(value)[1:-1]  # a file may say anything
         raise UsageError(f"{name} = {value if len(value) <= 80 else value[:77] + '...'} {rule}; {remedy}")
 
 

@@ -9,7 +9,6 @@ import bisect
 import os
 import re
 import tomllib
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from json import JSONDecodeError, loads
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from gpi import files
-from gpi.config import SYNONYMS, Config, checked_type, nearest
+from gpi.config import SYNONYMS, Config, checked_type, expanded, kinds, nearest
 from gpi.errors import FileError, UsageError
 from gpi.standalone import Facts
 
@@ -95,15 +94,15 @@ def read_settings(path: Path) -> Settings:
 
 def checked(found: Settings) -> Settings:
     """Return the settings with every name known and every value of its type; raise UsageError otherwise."""
-    kinds = typing.get_type_hints(Config)
+    known = kinds()
     values: dict[str, object] = {}
     for name, value in found.values.items():
-        if name not in kinds:
-            near = nearest(name, kinds)
+        if name not in known:
+            near = nearest(name, known)
             words = meant(name, repr(near)) if near else "; `gpi train --help` has them all"
             raise UsageError(f"{found.where(name)}: unknown setting {files.shown(name)}{words}")
         try:
-            values[name] = checked_type(name, value, kinds[name])
+            values[name] = checked_type(name, value, known[name])
         except UsageError as error:
             raise UsageError(f"{found.where(name)}: {_brief(str(error))}") from error
     return found._replace(values=values)
@@ -118,7 +117,7 @@ def meant(name: str, near: str | None) -> str:
 
 
 def combined(file: Settings, typed: Mapping[str, object]) -> Config:
-    """Return the settings of a run: what is typed beats the file, which beats the defaults."""
+    """Return the settings of a run: what is typed beats the file, which beats a preset, which beats the defaults."""
     task = file.values.get("task")
     if "task" not in typed and task is None:
         _no_task(file)
@@ -127,8 +126,7 @@ def combined(file: Settings, typed: Mapping[str, object]) -> Config:
         raise UsageError(
             f"{file.where('task')}: task = {files.shown(task)}, {rule}; type it: gpi train {task} --config ..."
         )
-    values: dict[str, typing.Any] = {**file.values, **typed}
-    return Config(**values)
+    return Config(**expanded({**file.values, **typed}))
 
 
 def _no_task(file: Settings) -> NoReturn:

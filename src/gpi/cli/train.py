@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpi.api import with_tensorboard
 from gpi.cli.output import tell
 from gpi.cli.parsing import ENV, ends, units, whole
-from gpi.config import GROUPS, NORMALISERS, Config
+from gpi.config import GROUPS, NORMALISERS, PRESETS, Config, kinds
 from gpi.config_file import NO_FILE, combined, read_settings
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
@@ -71,6 +71,10 @@ def add_train(verbs: Verbs) -> None:
         "--config", type=Path, metavar="FILE",
         help="settings from a .toml file, or from a run directory to repeat it; what is typed here beats them",
     )  # fmt: skip
+    groups["algorithm"].add_argument(
+        "--preset", default=argparse.SUPPRESS, metavar=f"{{{','.join(PRESETS)}}}", help="paper: the paper's value of "
+        "every setting that neither a file nor an option says, whatever the defaults are in later versions",
+    )  # fmt: skip
     groups["run"].add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     verb.hints |= {name: f"gpi train {hint}" for name, hint in HINTS.items()}
     verb.set_defaults(run=run_train)
@@ -110,7 +114,7 @@ def default_shown(default: object) -> str:
 
 def typed_settings(parsed: argparse.Namespace) -> dict[str, object]:
     """Return the settings that the user typed, and no others."""
-    return {field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config) if field.name in parsed}
+    return {name: getattr(parsed, name) for name in kinds() if name in parsed}
 
 
 def run_train(parsed: argparse.Namespace) -> int:
@@ -167,7 +171,7 @@ def add_resume(verbs: Verbs) -> None:
     )  # fmt: skip
     verb.add_argument("--env", default="", help=ENV)
     verb.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
-    for name in (field.name.replace("_", "-") for field in dataclasses.fields(Config) if field.name != "steps"):
+    for name in (name.replace("_", "-") for name in kinds() if name != "steps"):
         new = f"train a new run: `gpi train --config DIR --{name} ...`"
         verb.hints[f"--{name}"] = f"--{name} cannot be changed by gpi resume, which keeps the settings of a run; {new}"
     verb.set_defaults(run=run_resume)

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpi.config import Config, checked_type, decided, nearest, without_effect
+from gpi.config import Config, checked_type, decided, expanded, kinds, nearest, without_effect
 from gpi.config_file import Document, Settings, meant, parse_toml, read_toml
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
@@ -207,11 +207,11 @@ def arms_of(document: Document, tasks: int, notes: list[str]) -> Iterator[Arm]:
 
 def values_of(document: Document, place: int, grid: Mapping[str, object]) -> dict[str, list[Any]]:
     """Return the values of each setting of a grid; of one that is a list itself, several are a list of lists."""
-    kinds = typing.get_type_hints(Config)
+    known = kinds()
     found = {}
     for name, value in grid.items():
         several = isinstance(value, list) and (
-            kinds.get(name) not in LISTS or any(isinstance(part, list) for part in value)
+            known.get(name) not in LISTS or any(isinstance(part, list) for part in value)
         )
         listed = value if several and isinstance(value, list) else [value]
         if not listed:
@@ -223,13 +223,13 @@ def values_of(document: Document, place: int, grid: Mapping[str, object]) -> dic
 
 def setting(document: Document, key: tuple[str | int, ...], name: str, value: object) -> Any:
     """Return one setting converted to its type; raise UsageError with its place for an unknown name or a wrong type."""
-    kinds = typing.get_type_hints(Config)
+    known = kinds()
     if name in OF_STUDY and len(key) > 1:
         raise UsageError(f"{document.where(*key)}: {name} is the same for the whole study; move it to the top")
-    if name not in kinds:
-        raise UsageError(f"{document.where(*key)}: unknown setting {shown(name)}{meant(name, nearest(name, kinds))}")
+    if name not in known:
+        raise UsageError(f"{document.where(*key)}: unknown setting {shown(name)}{meant(name, nearest(name, known))}")
     try:
-        return checked_type(name, value, kinds[name])
+        return checked_type(name, value, known[name])
     except UsageError as error:
         raise UsageError(f"{document.where(*key)}: {error}") from error
 
@@ -263,7 +263,7 @@ def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: A
     tables = [Settings(document, ("grid", arm.grid), arm.settings), Settings(document, (), dict(common))]
     with tables[1].blamed(arm.settings), tables[0].blamed({}):
         try:
-            return resolve(decided(Config(task=task, **common, **arm.settings))).config
+            return resolve(decided(Config(task=task, **common, **expanded(arm.settings)))).config
         except UsageError as error:
             if str(error).startswith("unknown task"):
                 line = str(error).replace(", a Gymnasium id or module:id", " or a Gymnasium id")  # a file names no code
