@@ -78,6 +78,10 @@ def test_algorithm_2_reads_in_a_minute():
     tree = ast.parse((SOURCE / "core" / "iteration.py").read_text())
     [algorithm] = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "iteration"]
     assert len(algorithm.body) - 1 <= 12, "statements after the docstring"
+    branches = (ast.If, ast.IfExp, ast.BoolOp, ast.Match)
+    assert not [n for n in ast.walk(algorithm) if isinstance(n, branches)], "parts are chosen from tables"
+    calls = [n.func for n in ast.walk(algorithm) if isinstance(n, ast.Call)]
+    assert not {f.attr for f in calls if isinstance(f, ast.Attribute)} & {"cond", "switch", "where", "select"}
 
 
 def test_functions_and_files_stay_short():

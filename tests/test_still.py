@@ -179,7 +179,7 @@ def test_5000_updates_of_the_statistics_leave_the_policy_within_rounding():
 
 
 def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypatch: pytest.MonkeyPatch):
-    agent, static = new_agent(0), Static("ppo", 1, 4, trust="keep", still=True)
+    agent, static = new_agent(0), Static("ppo", 1, 4, trust="keep", normaliser="still")
     raw, _ = draw_rollout(jax.random.key(0), agent.policy.params)
     state = State(agent, init_buffer(raw, 2), init_normaliser(O), jax.random.key(0), jnp.int32(faults.NONE))
     update = iteration.update
@@ -212,7 +212,7 @@ def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypa
 @pytest.mark.parametrize("trust", ["keep", "strict", "paper"])
 def test_statistics_go_as_far_as_eq_11_of_the_policies_that_act_allows(trust: Any):
     """An observation that hardly varied begins to: reading it otherwise moves what is clipped, and so the policy."""
-    agent, static, nu = new_agent(0), Static("ppo", 1, 4, trust=trust, still=True), (0.4, 0.3, 0.3)
+    agent, static, nu = new_agent(0), Static("ppo", 1, 4, trust=trust, normaliser="still"), (0.4, 0.3, 0.3)
     first, *between, last = agent.policy.params.net  # type: ignore[attr-defined]
     net = first._replace(kernel=0.1 * first.kernel), *between, last._replace(kernel=300.0 * last.kernel)
     theta = agent.policy.params._replace(net=net)  # type: ignore[attr-defined]  # a mean that depends on what is seen
@@ -266,16 +266,15 @@ def test_statistics_go_as_far_as_eq_11_of_the_policies_that_act_allows(trust: An
 
 
 def test_the_setting_decides_and_auto_is_still_only_where_the_mode_says_so():
-    still_of = {
-        (trust, normaliser): static_of(Config("cheetah-run", trust=trust, normaliser=normaliser)).still
+    name_of = {
+        (trust, normaliser): static_of(Config("cheetah-run", trust=trust, normaliser=normaliser)).normaliser
         for trust in ("paper", "adaptive", "strict", "keep") for normaliser in ("auto", "paper", "still")
     }  # fmt: skip
-    assert {pair for pair, value in still_of.items() if value} == {
+    assert {pair for pair, name in name_of.items() if name == "still"} == {
         ("keep", "auto"), *((trust, "still") for trust in ("paper", "adaptive", "strict", "keep"))
     }  # fmt: skip
     strict = Config("cheetah-run", trust="strict")
-    assert decided(strict).normaliser == "still" and static_of(decided(strict)).still, "in a new run"
-    assert not any(static_of(Config("cheetah-run", trust=trust)).still for trust in ("paper", "adaptive"))
+    assert decided(strict).normaliser == "still" and static_of(decided(strict)).normaliser == "still", "in a new run"
     assert "not promised" in unpromised(replace(strict, normaliser="paper"))[0] and not unpromised(decided(strict))
     assert config_of({"task": "cheetah-run"}).normaliser == "auto", "as in files of earlier versions"
     assert "normaliser" not in as_first_saved(Config("cheetah-run")), "so that their hashes stay valid"

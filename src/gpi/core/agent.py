@@ -22,7 +22,7 @@ class Static:
     max_grad_norm: float = 0.5
     kl_slack: float = 1.5
     trust: str = "paper"  # of `trust.TRUST`
-    still: bool = False  # the normaliser's updates leave policy and value where they are (`still.py`)
+    normaliser: str = "paper"  # of `still.NORMALISING`
 
 
 class Hyper(NamedTuple):

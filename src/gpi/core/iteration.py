@@ -19,7 +19,7 @@ from gpi.core.policy import Theta, log_pi
 from gpi.core.rules import improve
 from gpi.core.sample import Buffer, Rollout, Sample, push, weights
 from gpi.core.solvers import Tree
-from gpi.core.still import follow, seen_now
+from gpi.core.still import NORMALISING
 
 Values = tuple[Float[Array, "M T E"], Float[Array, "M T E"]]  # V(s) and V(s')
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
@@ -56,18 +56,18 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
     `raw` is line 3, the n samples that pi_k has just collected; `batch` is their number, warm-up included.
     """
     theta_k, phi = state.agent.policy.params, state.agent.value.params
+    normalising = NORMALISING[static.normaliser]
     rollout = normalise(state.normaliser, raw)
     buffer = push(state.buffer, raw, rollout, log_probs(theta_k, rollout))  # pi_{k-i}: slot i
-    seen = seen_now(state.normaliser, buffer) if static.still else buffer
+    seen = normalising.read(state.normaliser, buffer)
     values = read_values(phi, seen)
     sample = estimate(theta_k, values, seen, hyper)  # A^{pi_k} by V-trace, weights from nu
     key = key_for(state.key, batch, LEARNING)
     agent, metrics, finite = improve(state.agent, sample, key, hyper, static)  # by PPO, TRPO or VMPO
-    normaliser = update(state.normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
-    still = follow(agent, state.normaliser, normaliser, buffer, sample, hyper, static) if static.still else None
-    carried, normaliser = still or (agent, normaliser)
+    updated = update(state.normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
+    acting, normaliser = normalising.follow(agent, state.normaliser, updated, buffer, sample, hyper, static)
     return (
-        State(carried, buffer, normaliser, state.key, state.fault),
+        State(acting, buffer, normaliser, state.key, state.fault),
         Trace(values, sample, agent, metrics, finite),
     )
 

@@ -1,11 +1,15 @@
-"""A normaliser whose update moves no policy: the networks change with the statistics, so that nothing else does.
+"""What an update of the normaliser's statistics does: it moves the policy, or the networks take the change back.
 
 With the paper's normaliser, policy and value are other functions of the raw observations after every update of the
-statistics, which no ratio sees. Here the first layer takes the change back, the samples of prior policies are kept raw
-and normalised anew with the statistics in force, and the value keeps its meaning when the scale of rewards changes.
+statistics, which no ratio sees. With a still one the first layer takes the change back, the samples of prior policies
+are kept raw and normalised anew with the statistics in force, and the value keeps its meaning when the scale of rewards
+changes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -107,3 +111,28 @@ def follow(
 def seen_now(normaliser: Normaliser, buffer: Buffer) -> Buffer:
     """Return raw samples of prior policies as the networks read them now."""
     return buffer._replace(rollout=normalise(normaliser, buffer.rollout))
+
+
+def as_stored(normaliser: Normaliser, buffer: Buffer) -> Buffer:
+    """Return samples of prior policies as these saw them."""
+    return buffer
+
+
+def move(
+    agent: Agent, old: Normaliser, new: Normaliser, buffer: Buffer, s: Sample, hyper: Hyper, static: Static
+) -> tuple[Agent, Normaliser]:
+    """Return the agent as it is, and the new statistics, under which it is another one."""
+    return agent, new
+
+
+class Normalising(NamedTuple):
+    """What an update of the normaliser's statistics does to the samples and to the agent."""
+
+    read: Callable[[Normaliser, Buffer], Buffer]  # the samples of prior policies, as this update reads them
+    follow: Callable[
+        [Agent, Normaliser, Normaliser, Buffer, Sample, Hyper, Static], tuple[Agent, Normaliser]
+    ]  # agent and statistics that act next
+    raw: bool  # whether the buffer holds rollouts as they came
+
+
+NORMALISING = {"paper": Normalising(as_stored, move, raw=False), "still": Normalising(seen_now, follow, raw=True)}

@@ -26,7 +26,7 @@ class Trust(NamedTuple):
     budget: Callable[[Sample, Hyper], Float[Array, ""]]  # the one-step trust region
     test: Callable[[Theta, Sample, Hyper], Test] | None = None  # that a policy must pass, whatever the rule
     kl_slack: float | None = None  # instead of the setting: the multiple of delta up to which KL is accepted
-    still: bool = False  # whether the normaliser's update moves no policy (`still.py`), where `--normaliser` is auto
+    normaliser: str = "paper"  # of `still.NORMALISING`, where `--normaliser` is auto
 
 
 def fixed_budget(s: Sample, hyper: Hyper) -> Float[Array, ""]:
@@ -63,5 +63,5 @@ TRUST: dict[str, Trust] = {
     "paper": Trust(fixed_budget),
     "adaptive": Trust(remaining_budget),
     "strict": Trust(fixed_budget, keeps_guarantee, kl_slack=1.0 - MARGIN),
-    "keep": Trust(fixed_budget, keeps_guarantee, kl_slack=1.0 - MARGIN, still=True),
+    "keep": Trust(fixed_budget, keeps_guarantee, kl_slack=1.0 - MARGIN, normaliser="still"),
 }

@@ -27,6 +27,7 @@ from gpi.core.policy import POLICIES, Theta
 from gpi.core.rules import RULES
 from gpi.core.sample import Rollout, init_buffer
 from gpi.core.solvers import init_adam
+from gpi.core.still import NORMALISING
 from gpi.core.trust import TRUST
 from gpi.envs.pool import Spec
 from gpi.training.collect import Acting, Shape, acting_part
@@ -101,8 +102,8 @@ def hyper_of(job: Job) -> Hyper:
 def static_of(config: Config) -> Static:
     """Return the settings that shape the compiled program."""
     rule = ALGORITHMS[config.algorithm].rule
-    still = TRUST[config.trust].still if config.normaliser == "auto" else config.normaliser == "still"
-    return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack, config.trust, still)
+    name = TRUST[config.trust].normaliser if config.normaliser == "auto" else config.normaliser
+    return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack, config.trust, name)
 
 
 def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shape: Shape) -> State:
@@ -115,7 +116,7 @@ def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shap
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
     return State(
         Agent(init_adam(theta), init_adam(phi), jnp.asarray(job.config.lr, jnp.float32)),
-        init_buffer(rollout, len(job.plan.nu), raw=not static_of(job.config).still),
+        init_buffer(rollout, len(job.plan.nu), raw=not NORMALISING[static_of(job.config).normaliser].raw),
         normaliser.init_normaliser(spec.observation_size),
         key,
         jnp.int32(faults.NONE),
