@@ -27,6 +27,7 @@ TASKS = ("walker-walk", "cheetah-run", "reacher-hard", "finger-turn_easy", "cart
          "cartpole-balance_sparse", "pendulum-swingup")  # fmt: skip
 STEPS, CELLS = 1_000_000, ((2, 10), (4, 5), (8, 3), (8, 2), (16, 2))
 NOT_READ = ("task", "seed", "seeds", "threads", "checkpoint_every", "eval_every", "eval_episodes", "reset_each_batch")
+Interval = tuple[float, float, float]  # an estimate and its ends
 Finals = dict[str, dict[int, float]]  # by task and seed
 
 
@@ -87,31 +88,48 @@ def complete(found: Mapping[Arm, Finals], arms: Iterable[Arm], seeds: int = 5) -
     return finals
 
 
+def compared(x: Mapping[str, np.ndarray], y: Mapping[str, np.ndarray]) -> tuple[Interval, Interval]:
+    """Return the mean difference of two sets of arms: with its interval over seeds, and with that over tasks."""
+    gaps = [np.mean([x[key].mean() - y[key].mean() for key in x if key.split()[-1] == task]) for task in TASKS]
+    over_seeds = aggregate_difference("mean", x, y)
+    return (float(over_seeds.estimate), float(over_seeds.low), float(over_seeds.high)), student(np.array(gaps))
+
+
 def replaces(found: Mapping[Arm, Finals], new: Iterable[Arm], old: Iterable[Arm]) -> bool | None:
     """Return whether the new settings are better: by the intervals over seeds and over tasks; print both."""
     x, y = complete(found, new), complete(found, old)
     if x is None or y is None:
         return None
-    over_seeds = aggregate_difference("mean", x, y)
-    gaps = [np.mean([x[key].mean() - y[key].mean() for key in x if key.endswith(f" {task}")]) for task in TASKS]
-    middle, low, high = student(np.array(gaps))
-    seeds_low, seeds_high = float(over_seeds.low), float(over_seeds.high)
-    print(f"difference {middle:+.1f}, over seeds [{seeds_low:+.1f}, {seeds_high:+.1f}], "
-          f"over tasks [{low:+.1f}, {high:+.1f}]")  # fmt: skip
-    return seeds_low > 0.0 and low > 0.0
+    over_seeds, over_tasks = compared(x, y)
+    print(f"difference {shown(over_seeds)}, over tasks {shown(over_tasks)}")
+    return over_seeds[1] > 0.0 and over_tasks[1] > 0.0
+
+
+def shown(interval: Interval) -> str:
+    """Return a difference and its interval as text."""
+    return f"{interval[0]:+.0f} [{interval[1]:+.0f}, {interval[2]:+.0f}]"
+
+
+def all_of(finals: Finals) -> dict[str, np.ndarray]:
+    """Return the final returns of every seed that there is, by task."""
+    return {task: np.array(list(seeds.values())) for task, seeds in finals.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path, metavar="STUDY|PACK")
     found = read(parser.parse_args().paths)
-    print("| algorithm | settings that differ from the paper's | tasks | seeds | mean final return |")
-    print("|---|---|--:|--:|--:|")
+    print("| algorithm | settings that differ from the paper's | tasks | seeds | mean final return |"
+          " less the paper's, over seeds | over tasks |\n|---|---|--:|--:|--:|--:|--:|")  # fmt: skip
     for arm, finals in sorted(found.items()):
-        whole = aggregate("mean", {task: np.array(list(seeds.values())) for task, seeds in finals.items()})
-        seeds = sum(map(len, finals.values()))
-        interval = f"{whole.estimate:.0f} [{whole.low:.0f}, {whole.high:.0f}]"
-        print(f"| {arm.algorithm} | {arm.words} | {len(finals)} | {seeds} | {interval} |")
+        usual = found.get(Arm(arm.algorithm, "paper", "paper"), {})
+        gaps = ["", ""]
+        if usual and usual is not finals and finals.keys() == usual.keys():
+            gaps = list(map(shown, compared(all_of(finals), all_of(usual))))
+        whole = aggregate("mean", all_of(finals))
+        mean = f"{whole.estimate:.0f} [{whole.low:.0f}, {whole.high:.0f}]"
+        cells = [arm.algorithm, arm.words, len(finals), sum(map(len, finals.values())), mean, *gaps]
+        print(f"| {' | '.join(map(str, cells))} |")
     reusing = ("geppo", "getrpo", "gevmpo")
     print("\nRule 1: does the still normaliser alone replace keep?")
     still = replaces(found, [Arm(name, "paper") for name in reusing], [Arm(name) for name in reusing])
