@@ -13,7 +13,6 @@ import numpy as np
 from gpi.errors import UsageError
 
 LEVEL = 0.95
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 def student(x: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
@@ -32,20 +31,9 @@ def reach_of(seeds: int, level: float = LEVEL) -> float:
 
 
 def t_quantile(probability: float, freedom: np.ndarray | float) -> np.ndarray:
-    """Return the quantile of Student's t: the number that it stays below with `probability`, found by bisection.
+    """Return the quantile of Student's t: the number that it stays below with `probability`."""
+    from scipy.special import stdtrit  # imported where it is needed: it takes a third of the start of a command
 
-    With t = sqrt(freedom) tan(x), the distribution is the integral of cos(x)^(freedom - 1), up to a constant.
-    """
     if not 0.0 < probability < 1.0:
         raise UsageError(f"a quantile's probability is {probability}; it must lie between 0 and 1")
-    freedom = np.clip(np.asarray(freedom, np.float64), 1e-3, 1e6)
-    log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
-    constant = np.exp(log_gamma((freedom + 1) / 2) - log_gamma(freedom / 2)) / math.sqrt(math.pi)
-    target = abs(probability - 0.5)
-    low, high = np.zeros_like(freedom), np.minimum(math.pi / 2, 40.0 / np.sqrt(freedom))  # where the mass is
-    for _ in range(60):
-        middle = (low + high) / 2
-        points = middle[..., None] * (NODES + 1.0) / 2
-        mass = constant * middle / 2 * (WEIGHTS * np.cos(points) ** (freedom[..., None] - 1.0)).sum(axis=-1)
-        low, high = np.where(mass < target, middle, low), np.where(mass < target, high, middle)
-    return math.copysign(1.0, probability - 0.5) * np.sqrt(freedom) * np.tan((low + high) / 2)
+    return stdtrit(np.clip(np.asarray(freedom, np.float64), 1e-3, 1e6), probability)

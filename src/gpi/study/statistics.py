@@ -1,4 +1,4 @@
-"""The study's statistics, from final performance by task and seed, with NumPy alone.
+"""The study's statistics, from final performance by task and seed.
 
 Aggregates over tasks with intervals (how the latter are made and how often they hold: `intervals.py`, `coverage.py`),
 the difference of two arms task by task, and what one seed's curve says about learning and losing. *Final performance*
@@ -206,11 +206,9 @@ def benjamini_hochberg(p: Sequence[float] | np.ndarray) -> np.ndarray:
     values = np.asarray(p, np.float64)
     if values.ndim != 1 or not ((values >= 0.0) & (values <= 1.0)).all():
         raise UsageError(f"the p-values are {values.tolist()}; give a list of numbers from 0 to 1")
-    order = np.argsort(values)[::-1]
-    scaled = values[order] * len(values) / np.arange(len(values), 0, -1)
-    adjusted = np.empty_like(values)
-    adjusted[order] = np.minimum(np.minimum.accumulate(scaled), 1.0)
-    return adjusted
+    from scipy.stats import false_discovery_control  # importing it takes longer than most commands
+
+    return false_discovery_control(values)
 
 
 def differences(scores: Scores, others: Scores, level: float = LEVEL) -> tuple[list[Difference], np.ndarray]:
