@@ -77,7 +77,7 @@ def commands() -> str:
     verbs = next(action for action in parser()._actions if action.metavar == "COMMAND").choices
     names = [name for group in GROUPED.values() for name in group]
     grouped = with_actions({name: verbs[name] for name in names})
-    return "\n".join(f"### gpi {name}\n\n```text\n{verb.format_help()}```\n" for name, verb in grouped)
+    return "\n".join(f"### gpi {name}\n\n```text\n{verb.full_help()}```\n" for name, verb in grouped)
 
 
 def equation(source: str, *_: Any, **__: Any) -> str:

@@ -259,7 +259,7 @@ def test_a_share_is_never_rounded_up_to_100_percent():
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "--help"])
+        cli.main(["train", "--help", "all"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert "gpi train cheetah-run --algorithm geppo --seeds 5" in text

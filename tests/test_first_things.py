@@ -66,7 +66,9 @@ def test_every_command_teaches_itself(name: str, capsys: pytest.CaptureFixture[s
 
 
 def test_help_of_train_shows_first_groups_first_and_choices(capsys: pytest.CaptureFixture[str]):
-    text = said(capsys, "train", "--help")
+    short = re.findall(r"^  --([a-z-]+|B)", said(capsys, "train", "--help"), re.M)
+    assert len(short) <= 24 and {"algorithm", "trust", "steps", "out"} <= set(short) and "hidden" not in short
+    text = said(capsys, "train", "--help", "all")
     assert text.startswith("usage: gpi train TASK [options]\n       gpi train --config FILE [options]\n\n")
     assert set(ABOUT) == set(GROUPS)
     places = [text.index(f"\n{group}:\n  {ABOUT[group][:40]}") for group in GROUPS]

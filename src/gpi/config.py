@@ -107,10 +107,10 @@ class Config:
     normaliser: str = setting(
         "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under strict "
         "and keep",
-        "optimisation",
+        "algorithm",
     )  # fmt: skip
     return_range: tuple[float, ...] = setting(
-        (), "least and largest return of an episode, for trust = keep; DeepMind Control: 0,1000", "environments"
+        (), "least and largest return of an episode, for trust = keep; DeepMind Control: 0,1000", "algorithm"
     )
     freeze_normaliser: int = setting(
         0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"

@@ -22,7 +22,7 @@ ELSEWHERE = {
 ENV = "the environment by name; needed for your own, because no run directory may name code to import"
 
 
-class Help(argparse.HelpFormatter):
+class Layout(argparse.HelpFormatter):
     """Help that wraps text line by line: sentences are filled, examples keep their lines."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -40,10 +40,22 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the nearest name where one was mistyped."""
 
     def __init__(self, **options: Any):
-        super().__init__(**{"formatter_class": Help, **options})
+        super().__init__(**{"formatter_class": Layout, **options})
         self._negative_number_matcher = re.compile(r"-\.?\d")  # -2000,0 is a value, not an option
         self.hints: dict[str, str] = {}
         """What to say about options that belong to another command."""
+        self.hidden: dict[argparse.Action, str | None] = {}
+        """Options that only `--help all` shows, with their help."""
+
+    def hide(self, action: argparse.Action) -> None:
+        """Leave an option out of the short help."""
+        self.hidden[action], action.help = action.help, argparse.SUPPRESS
+
+    def full_help(self) -> str:
+        """Return the help with every option."""
+        for action, text in self.hidden.items():
+            action.help = text
+        return self.format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line that names `--help`, and exit with code 2."""
@@ -82,6 +94,15 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown {action.metavar.lower()} {value!r}{near}")
         name = "/".join(action.option_strings) or action.dest
         self.error(f"{name} {value!r} must be one of {', '.join(choices)}{near}")
+
+
+class Help(argparse.Action):
+    """`--help`, which shows options that are seldom changed only where it is given `all`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        """Print the help and exit."""
+        print(parser.full_help() if isinstance(parser, Parser) and values[1] == "all" else parser.format_help(), end="")
+        parser.exit()
 
 
 if TYPE_CHECKING:  # argparse does not export the type

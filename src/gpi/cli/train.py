@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpi.api import with_tensorboard
 from gpi.cli.output import tell
-from gpi.cli.parsing import ENV, ends, units, whole
-from gpi.config import GROUPS, NORMALISERS, PRESETS, Config, kinds
+from gpi.cli.parsing import ENV, Help, ends, units, whole
+from gpi.config import FIRST, GROUPS, NORMALISERS, PRESETS, Config, kinds
 from gpi.config_file import NO_FILE, combined, read_settings
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
@@ -29,16 +29,16 @@ TENSORBOARD = "also write TensorBoard events, into tb/ of the run directory; `te
 DESCRIPTION = """Train a population of seeds on one task, and write a run directory.
 
 Every setting has the paper's value unless you change it. Change first: TASK, --algorithm, --steps and --seeds; \
-then --kappa, if updates should be larger or use more data. The first four groups hold what most people ever touch.
+then --kappa, if updates should be larger or use more data. `gpi train --help all` shows the other settings as well.
 """
 ABOUT = {
     "task": "what to train in",
     "algorithm": "how the policy improves, and how far one update may go",
     "reuse": "how much data of earlier policies the algorithms geppo, getrpo and gevmpo use",
     "run": "how long, how many agents, and what is written",
-    "environments": "how environments are treated; seldom changed",
-    "optimisation": "networks and steps of the optimiser; seldom changed",
-    "machine": "what the run may use of this machine",
+    "environments": "how environments are treated; seldom changed: see --help all",
+    "optimisation": "networks and steps of the optimiser; seldom changed: see --help all",
+    "machine": "what the run may use of this machine: see --help all",
 }
 CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS, "normaliser": NORMALISERS}
 DEVICE = "has no option for devices; type JAX_PLATFORMS=cpu, or cuda, before gpi"
@@ -58,12 +58,15 @@ def add_train(verbs: Verbs) -> None:
     """Add `gpi train`, with one option per field of Config."""
     verb = verbs.add_parser(
         "train", help="train a population of seeds on one task", description=DESCRIPTION,
-        usage="gpi train TASK [options]\n       gpi train --config FILE [options]",
+        usage="gpi train TASK [options]\n       gpi train --config FILE [options]", add_help=False,
     )  # fmt: skip
-    kinds = typing.get_type_hints(Config)
+    verb.add_argument("-h", "--help", action=Help, nargs="?", metavar="all", help="show this help, with all settings")
+    types = typing.get_type_hints(Config)
     groups = {name: verb.add_argument_group(name, ABOUT.get(name)) for name in GROUPS}
     for field in dataclasses.fields(Config):
-        add_setting(groups[field.metadata["group"]], field, kinds[field.name])
+        action = add_setting(groups[field.metadata["group"]], field, types[field.name])
+        if field.metadata["group"] not in FIRST:
+            verb.hide(action)
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     groups["run"].add_argument("--step", dest="steps", type=whole, **hidden)  # else short for --step-timeout as well
     groups["run"].add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one in runs/)")
@@ -80,25 +83,25 @@ def add_train(verbs: Verbs) -> None:
     verb.set_defaults(run=run_train)
 
 
-def add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> None:
-    """Add one field of Config as an option; the field without default is positional.
+def add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> argparse.Action:
+    """Add one field of Config as an option, and return it; the field without default is positional.
 
     Whatever is not typed stays out of the parsed arguments: a file of settings may say it.
     """
     text = field.metadata["help"].replace("%", "%%")
     if field.default is dataclasses.MISSING:
-        group.add_argument(field.name, nargs="?", default=argparse.SUPPRESS, metavar=field.name.upper(), help=text)
-        return
+        return group.add_argument(
+            field.name, nargs="?", default=argparse.SUPPRESS, metavar=field.name.upper(), help=text
+        )
     option = "--" + field.name.replace("_", "-")
     if isinstance(kind, types.UnionType):  # bool | None
         [kind] = set(typing.get_args(kind)) - {type(None)}
     text += default_shown(field.default)
     if kind is bool:
-        group.add_argument(option, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text)
-        return
+        return group.add_argument(option, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text)
     choices = CHOICES.get(field.name)
     metavar = f"{{{','.join(choices)}}}" if choices else METAVARS.get(kind, field.name.upper())
-    group.add_argument(
+    return group.add_argument(
         option, dest=field.name, default=argparse.SUPPRESS, type=READERS.get(kind, kind), metavar=metavar, help=text
     )
 
