@@ -354,6 +354,16 @@ def test_controls_are_compared_with_both_sides():
     assert table(found, "improvement")["against"] == ["ppo"], "a generalized arm's counterpart has the same settings"
 
 
+def test_a_mean_difference_has_students_interval_over_tasks_beside_the_one_over_seeds():
+    gains = dict(zip(TASKS, (10.0, 30.0, 80.0), strict=True))
+    runs = [made(task, "ppo", [1.0, 2.0, 3.0]) for task in TASKS]
+    runs += [made(task, "geppo", [1.0 + gain, 2.0 + gain, 3.0 + gain]) for task, gain in gains.items()]
+    theirs = stats.ttest_1samp(list(gains.values()), 0.0).confidence_interval()
+    assert table(report_of(runs), "improvement")["mean over tasks"] == [f"{theirs.low:.1f} to {theirs.high:.1f}"]
+    one = [run for run in runs if run.config.task == TASKS[0]]
+    assert table(report_of(one), "improvement")["mean over tasks"] == [None], "of one task nobody knows"
+
+
 def test_the_reuse_curve_is_over_arms_that_differ_in_b_alone():
     runs = [made(task, "geppo", [float(b), b + 2.0, b + 4.0], n=1000, B=b) for task in TASKS[:2] for b in (8, 1, 16)]
     runs += [made("cheetah-run", "geppo", [1.0, 2.0], n=500), made("cheetah-run", "geppo", [4.0, 5.0], n=1000, B=2)]
