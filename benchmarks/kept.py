@@ -2,22 +2,30 @@
 
     gpi study run benchmarks/kept/keep8.toml --out keep8     # 8 tasks, 3 rules, 10 seeds, 1M steps
     python benchmarks/kept.py keep8 benchmarks/study/kappa1.safetensors --figure docs/img/kept.png
+    python benchmarks/kept.py benchmarks/{kept,default}/*.safetensors benchmarks/study/kappa1.safetensors
+
+The second, of the packs, prints every number of that section, those of the still normaliser alone (`--trust paper
+--normaliser still`, seeds 0 to 4) among them, and the updates outside eq (11) by (1 - ratio)+.
 
 A seed that learned (best 50,000 steps above 100) has lost when its last 200,000 steps are below 80 % of that window and
 the difference exceeds three standard errors of the two (`gpi.rundir.course`). Final performance is the mean return of
-the last 204,800 steps; its difference is the mean over tasks, with an interval over seeds within tasks.
+the last 204,800 steps; its difference is the mean over tasks, with an interval over seeds within tasks, and Student's
+over tasks. It is the difference of the best windows and that of what was lost from there to the end.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpi.config import Config
 from gpi.rundir.course import Course, Scale, course_at
+from gpi.student import student
 from gpi.study.frame import FINISHED, Results, arm_of, results_of
 from gpi.study.gathered import gathered, merge
 from gpi.study.statistics import aggregate_difference
@@ -25,6 +33,8 @@ from gpi.study.statistics import aggregate_difference
 SCALE = Scale(0.0, 100.0)  # committed before the data: something is learned above 100
 RULES = ("geppo", "getrpo", "gevmpo")
 MODES = ("paper", "keep")
+COMPARED = ("difference", "95 % over seeds", "95 % over tasks")
+STILL = "paper, still"  # --trust paper --normaliser still
 TASKS = ("walker-walk", "cheetah-run", "reacher-hard", "finger-turn_easy", "cartpole-swingup_sparse", "hopper-stand",
          "cartpole-balance_sparse", "pendulum-swingup")  # fmt: skip
 
@@ -40,18 +50,40 @@ class Seed(NamedTuple):
     course: Course
 
 
+Part = Callable[[Seed], float]
+
+
+def final(seed: Seed) -> float:
+    return seed.final
+
+
+def highest(seed: Seed) -> float:
+    """The mean return of the best 50,000 steps."""
+    return seed.course.best.mean
+
+
+def kept(seed: Seed) -> float:
+    """Final performance less that of the best 50,000 steps: what was lost, with a minus."""
+    return seed.final - seed.course.best.mean
+
+
 def load(paths: Sequence[Path]) -> Results:
     """Read studies and packs together; what two of them have counts once."""
     with tempfile.TemporaryDirectory() as temporary:
         merge(Path(temporary) / "study", paths)
         found = gathered(Path(temporary) / "study")
-    wanted = [x for x in found if x.config.trust in MODES and arm_of(x.config) in arms()]
-    return results_of([x for x in wanted if x.config.short_task in TASKS])
+    return results_of([x for x in found if arm_of(x.config) in arms() and x.config.short_task in TASKS])
 
 
 def arms() -> set[str]:
     """The arms that are compared: the paper's settings at kappa = 1."""
-    return {f"{rule}-kappa1{ending}" for rule in RULES for ending in ("", "-trustkeep")}
+    names = ("ppo", "trpo", "vmpo", *(f"{rule}-kappa1" for rule in RULES))
+    return {name + ending for name in names for ending in ("", "-trustkeep", "-normaliserstill")}
+
+
+def mode_of(config: Config) -> str:
+    """What is done to keep what was learned."""
+    return STILL if (config.trust, config.normaliser) == ("paper", "still") else config.trust
 
 
 def seeds_of(results: Results) -> list[Seed]:
@@ -61,13 +93,15 @@ def seeds_of(results: Results) -> list[Seed]:
         run = results.runs[row.run]
         if row.state == FINISHED:
             one = course_at(run.curve[row.place], row.steps, SCALE, run.bin)
-            seeds.append(Seed(row.task, row.algorithm, run.config.trust, row.seed, row.final, one))
+            seeds.append(Seed(row.task, row.algorithm, mode_of(run.config), row.seed, row.final, one))
     return seeds
 
 
-def finals(seeds: Sequence[Seed], rule: str, mode: str, tasks: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return final performance by task."""
-    return {t: np.array([s.final for s in seeds if (s.task, s.rule, s.mode) == (t, rule, mode)]) for t in tasks}
+def finals(
+    seeds: Sequence[Seed], rule: str, mode: str, tasks: Sequence[str], part: Part = final
+) -> dict[str, np.ndarray]:
+    """Return final performance by task, or a part of it."""
+    return {t: np.array([part(s) for s in seeds if (s.task, s.rule, s.mode) == (t, rule, mode)]) for t in tasks}
 
 
 def shared_tasks(seeds: Sequence[Seed], rule: str) -> list[str]:
@@ -122,18 +156,75 @@ def tables(seeds: Sequence[Seed]) -> None:
     print(markdown(["task", *(f"{rule}, {mode}" for rule in RULES for mode in MODES)], rows))
     everywhere = [t for t in TASKS if all(t in shared_tasks(seeds, rule) for rule in RULES)]
     if everywhere:
-        low, middle, high = difference(seeds, RULES, everywhere)
-        print(f"all rules, {len(everywhere)} tasks: {middle:+.1f} [{low:+.1f}, {high:+.1f}]")
+        parts = [("final performance", final, ""), ("of it a higher best", highest, ""), ("of it less lost", kept, ""),
+                 ("final performance, without cartpole-balance_sparse", final, "cartpole-balance_sparse")]  # fmt: skip
+        rows = []
+        for name, part, left_out in parts:
+            tasks = [t for t in everywhere if t != left_out]
+            rows.append([name, *compared(*(scores(seeds, RULES, mode, tasks, part) for mode in ("keep", "paper")))])
+        print(markdown([f"keep less paper, all rules, {len(everywhere)} tasks", *COMPARED], rows))
+    for rule in RULES:
+        above = [finals(seeds, rule, mode, ["cartpole-balance_sparse"], highest).popitem()[1] for mode in MODES]
+        counts = [f"{mode} {(x > 900.0).sum()} of {len(x)}" for mode, x in zip(MODES, above, strict=True)]
+        print(f"best window above 900 on cartpole-balance_sparse, {rule}: {', '.join(counts)}")
+
+
+def ablation(seeds: Sequence[Seed]) -> None:
+    """Print final performance with the still normaliser alone, on its seeds, beside paper and keep."""
+    seeds = [s for s in seeds if s.number < 5]
+    there = {(s.rule, s.mode) for s in seeds}
+    rules = [rule for rule in ("ppo", "trpo", "vmpo", *RULES) if (rule, STILL) in there]
+    columns = [(rule, mode) for rule in rules for mode in ("paper", STILL, "keep") if (rule, mode) in there]
+    found = {column: scores(seeds, column[:1], column[1], TASKS) for column in columns}
+    rows = [[task, *(f"{mine[f'0 {task}'].mean():.0f}" for mine in found.values())] for task in TASKS]
+    rows.append(["mean", *(f"{np.mean([x.mean() for x in mine.values()]):.0f}" for mine in found.values())])
+    print("\n" + markdown(["task, seeds 0 to 4", *map(", ".join, columns)], rows))
+    pairs = [((rule, one), (rule, other)) for rule in rules for one, other in ((STILL, "paper"), ("keep", STILL))]
+    pairs += [((f"ge{rule}", STILL), (rule, STILL)) for rule in rules]
+    rows = [[f"{', '.join(one)} less {', '.join(other)}", *compared(found[one], found[other])]
+            for one, other in pairs if one in found and other in found]  # fmt: skip
+    print(markdown(["seeds 0 to 4", *COMPARED], rows))
+
+
+def audit(results: Results) -> None:
+    """Print the updates outside eq (11), without reuse eq (2), by rule and mode, where they are, and the worst."""
+    rows = []
+    runs = [run for run in results.runs if run.audit.get("estimate") == "lost"]
+    for rule, mode in sorted({(run.config.algorithm, mode_of(run.config)) for run in runs}):
+        mine = [run for run in runs if (run.config.algorithm, mode_of(run.config)) == (rule, mode)]
+        outside = Counter[str]()
+        for run in mine:
+            outside[run.config.short_task] += run.audit["penalty_violations"]
+        worst = max(float(run.audit["worst"]["penalty"]["ratio"]) for run in mine)
+        where = ", ".join(f"{task} {n}" for task, n in outside.most_common() if n)
+        updates = f"{sum(run.audit['updates'] for run in mine):,}"
+        rows.append([rule, mode, updates, str(outside.total()), f"{worst:.5f}", where or "–"])
+    print("\n" + markdown(["rule", "trust", "updates", "outside eq (11)", "worst", "where"], rows))
 
 
 def difference(seeds: Sequence[Seed], rules: Sequence[str], tasks: Sequence[str]) -> tuple[float, float, float]:
     """Return the interval of the mean difference keep less paper: its low end, itself, its high end."""
-    keep, paper = (
-        {f"{rule} {task}": x for rule in rules for task, x in finals(seeds, rule, mode, tasks).items()}
-        for mode in ("keep", "paper")
-    )
+    keep, paper = (scores(seeds, rules, mode, tasks) for mode in ("keep", "paper"))
     found = aggregate_difference("mean", keep, paper)
     return float(found.low), float(found.estimate), float(found.high)
+
+
+def scores(
+    seeds: Sequence[Seed], rules: Sequence[str], mode: str, tasks: Sequence[str], part: Part = final
+) -> dict[str, np.ndarray]:
+    """Return final performance, or a part of it, by the place of the rule and task."""
+    by_rule = enumerate(finals(seeds, rule, mode, tasks, part) for rule in rules)
+    return {f"{i} {task}": x for i, mine in by_rule for task, x in mine.items()}
+
+
+def compared(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
+    """Return a mean difference, its interval over seeds, and Student's over tasks, of the mean over rules."""
+    found = aggregate_difference("mean", one, other)
+    tasks: dict[str, list[float]] = {}
+    for name, x in one.items():
+        tasks.setdefault(name.split()[1], []).append(float(x.mean() - other[name].mean()))
+    _, low, high = student(np.mean(list(tasks.values()), axis=1))
+    return [f"{found.estimate:+.1f}", f"{found.low:+.1f} to {found.high:+.1f}", f"{low:+.1f} to {high:+.1f}"]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -154,7 +245,8 @@ def figure(results: Results, path: Path) -> None:
     for row, rule in enumerate(RULES):
         for column, task in enumerate(TASKS):
             for name, config in results.arms.items():
-                if config.algorithm == rule and any((s.task, s.arm) == (task, name) for s in results.seeds):
+                there = any((s.task, s.arm) == (task, name) for s in results.seeds)
+                if config.algorithm == rule and mode_of(config) in looks and there:
                     draw(axes[row, column], *results.curves(task, name, points=50), looks[config.trust])
             axes[row, column].set_ylim(bottom=0)
             axes[row, column].spines[["top", "right"]].set_visible(False)
@@ -180,7 +272,11 @@ def main() -> int:
     parser.add_argument("--figure", type=Path, metavar="PNG")
     parsed = parser.parse_args()
     results = load(parsed.paths)
-    tables(seeds_of(results))
+    seeds = seeds_of(results)
+    tables(seeds)
+    if any(seed.mode == STILL for seed in seeds):
+        ablation(seeds)
+    audit(results)
     if parsed.figure:
         figure(results, parsed.figure)
     return 0

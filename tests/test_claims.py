@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from gpi.envs import dmc
 from gpi.rundir.random_policy import RandomPolicy
+from gpi.student import student
 from gpi.study import claims, theory_claims
 from gpi.study.claim_coverage import CASES, CLAIM_COVERAGE, JUDGED, REPETITIONS, claim_coverage
 from gpi.study.claims import BEST, CLAIMS, FAILS, HOLDS, KAPPAS, MISSING, PAIRS, UNDECIDED, judge, readings_of, verdict
@@ -144,6 +146,47 @@ def test_a_wrong_verdict_is_rare_where_there_is_no_difference():
         made = {arm: {task: rng.normal(400, 50, 5) for task in TASKS} for arm in ("ppo", "geppo-kappa1")}
         wrong += sum(one.verdict != UNDECIDED for one in claims.judge_column(made, RANDOM, reading, column, rules))
     assert wrong <= 6, f"{wrong} of 60 verdicts about nothing"
+
+
+def test_over_tasks_a_mean_has_students_interval_and_a_share_the_exact_one():
+    rng = np.random.default_rng(0)
+    gain, learned, sparsity = rng.normal(20.0, 60.0, 20), np.arange(20) != 7, rng.uniform(0.0, 1.0, 20)
+    sides = claims.Sides(np.full(20, 400.0), 400.0 + gain, learned, sparsity)
+    kinds = {claim.name: claim for claim in CLAIMS}
+    mean = kinds["small-losses"]._replace(quantity=lambda x: claims.mean_over(x.gain, x.learned))
+    found = claims.over_tasks(mean, sides)
+    assert found and (found.low, found.high) == pytest.approx(student(gain[learned])[1:]) and math.isnan(found.p)
+    share = claims.over_tasks(kinds["Best-outperforms"], sides)
+    test = stats.binomtest(int((gain[learned] > 0.0).sum()), 19)
+    assert share and (share.low, share.high) == pytest.approx(tuple(test.proportion_ci(0.95, "exact")), abs=1e-9)
+    assert share.p == pytest.approx(test.pvalue)
+    number = claims.over_tasks(kinds["Best-number"], sides)
+    assert number and number[:2] == share[:2] and math.isnan(number.p), "its bar is not one half"
+    tau = claims.over_tasks(kinds["sparsity"], sides)
+    middle, _ = stats.kendalltau(sparsity[learned], gain[learned])
+    assert tau and (tau.low + tau.high) / 2 == pytest.approx(middle) and tau.low < tau.high
+    assert claims.over_tasks(kinds["sparse-largest-3"], sides) is claims.over_tasks(kinds["learning"], sides) is None
+
+
+def test_a_relation_that_holds_on_these_tasks_may_be_undecided_over_tasks():
+    """Seeds that hardly differ decide any sign; ten tasks of twenty-eight on the other side do not."""
+    made = study(lambda i: 100.0 if i % 3 else -100.0, spread=1.0)
+    found = {one.claim.name: one for one in judge(made, RANDOM, readings_of(made, RANDOM)[0])}
+    one = found["Best-outperforms"]
+    assert one.verdict == HOLDS and one.over_tasks and one.over_tasks.verdict == UNDECIDED
+    assert one.over_tasks.p == pytest.approx(stats.binomtest(18, 28).pvalue)
+
+
+def test_a_verdict_that_one_task_would_change_is_named():
+    more_than_half, as_many = (claim for claim in CLAIMS if claim.column == "PPO")
+    assert claims.hangs_by_one_task(more_than_half, 10 / 19, 17 / 19, 19)
+    assert not claims.hangs_by_one_task(more_than_half, 11 / 19, 17 / 19, 19)
+    assert claims.hangs_by_one_task(as_many, 10 / 19, 16 / 19, 19), "does not hold: 17 of 19 would be undecided"
+    assert not claims.hangs_by_one_task(as_many, 10 / 19, 15 / 19, 19)
+    made = study(lambda i: 100.0 if i < 15 else -100.0, spread=1.0)
+    found = {one.claim.name: one for one in judge(made, RANDOM, readings_of(made, RANDOM)[0])}
+    assert found["Best-outperforms"].verdict == HOLDS and found["Best-outperforms"].hangs_by_one_task
+    assert not found["small-losses"].hangs_by_one_task, "no share of tasks"
 
 
 def test_the_claims_of_theory_hold():

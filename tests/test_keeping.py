@@ -229,6 +229,9 @@ def test_episodes_are_evidence_in_the_order_of_time_and_environment_whatever_the
     assert evidence(episodes, 1, skip) == [7.0, 1.0], "the first environment alone, where episodes outlive updates"
     skip[0] = True
     assert evidence(episodes, 1, skip) == [1.0] and not skip.any(), "the first one began before the fall"
+    assert evidence(episodes, 3, skip, 8) == [7.0, 5.0, 1.0, 0.0]
+    with pytest.raises(AssertionError, match="not of 8 steps"):
+        evidence([*episodes, EndedInBatch(23, 1.0, 3, 0)], 3, skip, 8)
 
 
 @pytest.fixture
@@ -249,11 +252,11 @@ def evidence_of(x64: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], 
     return make
 
 
-def play(keeper: Any, second: float = 0.25, fault: int = faults.NONE) -> keeping.Kept:
+def play(keeper: Any, second: float = 0.25, fault: int = faults.NONE, length: int = 1000) -> keeping.Kept:
     """Let a keeper see a batch of 1,024 steps: 0.5 a step in the first environment and 0.25 in the second."""
     shape = (1, 1024, 2)
     reward = np.broadcast_to([0.5, second], shape)
-    done = np.broadcast_to((np.arange(1024) == 999)[:, None], shape)
+    done = np.broadcast_to((np.arange(1024) == length - 1)[:, None], shape)
     blank = np.zeros((*shape, 1), np.float32)
     raw = Rollout(blank, blank, reward, blank, done, done, np.ones(shape, np.bool_))  # type: ignore[arg-type]
     keeper.before_learning(raw, np.full(1, 5000))
@@ -266,6 +269,8 @@ def test_every_environment_is_evidence_where_batches_begin_with_a_reset(evidence
     for _ in range(3):
         play(keeper)
     assert seen == 3 * [[0.5, 0.25]]
+    with pytest.raises(AssertionError, match="not of 1000 steps"):
+        play(keeper, length=600)
 
 
 def test_the_first_environment_alone_is_evidence_where_episodes_outlive_updates(evidence_of: Any):

@@ -25,10 +25,12 @@ from gpi.study.statistics import (
     benjamini_hochberg,
     difference,
     differences,
+    exact_share,
     mean,
     performance_profile,
     permutation_p,
     probability_of_improvement,
+    sign_test,
     smallest_p,
 )
 
@@ -229,6 +231,13 @@ def test_the_permutation_test_is_exact(sizes: tuple[int, int], shift: float):
     if min(sizes) > 1:
         theirs = stats.permutation_test((x, y), lambda a, b: abs(np.mean(a) - np.mean(b)), alternative="greater")
         assert permutation_p(x, y) == pytest.approx(theirs.pvalue)
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 1), (3, 3), (14, 19), (16, 19), (5, 19), (14, 28)])
+def test_a_shares_exact_interval_and_the_sign_test_are_scipys(k: int, n: int):
+    found = stats.binomtest(k, n)
+    assert exact_share(k, n) == pytest.approx(tuple(found.proportion_ci(0.95, "exact")), abs=1e-9)
+    assert sign_test(k, n) == pytest.approx(found.pvalue)
 
 
 def test_the_smallest_p_is_reached_by_arms_that_do_not_overlap():

@@ -19,6 +19,10 @@ its outcome, and, where data are missing, to what is there from ten tasks on. Th
 paper's, and marked so. All need 5 seeds of 1,000,000 steps.
 
 Some twenty verdicts at 95 % each: one wrong one among them would be no surprise.
+
+**Over tasks.** The rule takes the tasks as fixed. Beside its verdict, and changing none, stand two things about tasks
+(`over_tasks`, `hangs_by_one_task`): what the same rule says of an interval over tasks, as if they were drawn at random
+from others like them, and whether one task on the other side would have changed the verdict.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ import numpy as np
 
 from gpi.envs import dmc
 from gpi.rundir.random_policy import RandomPolicy
+from gpi.student import LEVEL, t_quantile
 from gpi.study.intervals import WHOLE, Statistic, Strata, cautious_interval
 from gpi.study.learning import margin
 from gpi.study.paper import Finals
+from gpi.study.statistics import exact_share, sign_test
 
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not judged: data missing"
 PAIRS = {"PPO": ("ppo", "geppo"), "TRPO": ("trpo", "getrpo"), "VMPO": ("vmpo", "gevmpo")}
@@ -54,12 +60,16 @@ class Sides(NamedTuple):
     learned: np.ndarray
     """Whether learning occurs under the better of the two."""
     sparsity: np.ndarray
-    """`[tasks]`, as shares."""
+    """As shares: `[tasks]`, or of several sets of tasks `[..., tasks]`."""
 
     @property
     def gain(self) -> np.ndarray:
         """Generalized less on-policy."""
         return self.generalized - self.on_policy
+
+    def at(self, places: np.ndarray) -> Sides:
+        """Return the sides of some tasks `[..., tasks]`, from those of all."""
+        return Sides(*(x[places] for x in self))
 
 
 # --- quantities: NaN where they are not defined -------------------------------------------------------------------
@@ -96,7 +106,7 @@ def lead(sides: Sides) -> np.ndarray:
 
 def concordance(sides: Sides) -> np.ndarray:
     """Return Kendall's rank correlation of sparsity and gain, over pairs of tasks that differ in sparsity."""
-    order = np.sign(sides.sparsity[:, None] - sides.sparsity[None, :])
+    order = np.sign(sides.sparsity[..., :, None] - sides.sparsity[..., None, :])
     pairs = sides.learned[..., :, None] & sides.learned[..., None, :] & (order != 0.0)
     signs = np.sign(sides.gain[..., :, None] - sides.gain[..., None, :]) * order
     return mean_over(signs.reshape(*signs.shape[:-2], -1), pairs.reshape(*pairs.shape[:-2], -1))
@@ -230,6 +240,7 @@ class Reading(NamedTuple):
     name: str
     of_paper: bool
     columns: dict[str, Column]
+    kappas: tuple[str, ...] = KAPPAS
 
 
 def readings_of(finals: Finals, random: Mapping[str, RandomPolicy]) -> list[Reading]:
@@ -243,9 +254,9 @@ def readings_of(finals: Finals, random: Mapping[str, RandomPolicy]) -> list[Read
     if len(there) > 1 and any(column.missing for column in found[0].columns.values()):
         columns = columns_of(enough, there, False)
         name = f"not the paper's: {counted(columns)}, best of kappa {' and '.join(there)}"
-        found.append(Reading(name, False, columns))
+        found.append(Reading(name, False, columns, there))
     columns = columns_of(enough, ("1",), False)
-    return [*found, Reading(f"not the paper's: {counted(columns)}, kappa = 1 only", False, columns)]
+    return [*found, Reading(f"not the paper's: {counted(columns)}, kappa = 1 only", False, columns, ("1",))]
 
 
 def counted(columns: Mapping[str, Column]) -> str:
@@ -286,6 +297,16 @@ def lacking(enough: Mapping[str, set[str]], arms: Sequence[str], tasks: Sequence
 # --- judging --------------------------------------------------------------------------------------------------------
 
 
+class OverTasks(NamedTuple):
+    """What a claim's quantity comes to if the tasks are a sample of others like them."""
+
+    low: float
+    high: float
+    verdict: str
+    p: float
+    """Of the sign test; NaN where the bar is not one half of the tasks."""
+
+
 class Judgement(NamedTuple):
     """A claim and what the data of a reading say: its quantity, the interval, the verdict."""
 
@@ -298,6 +319,10 @@ class Judgement(NamedTuple):
     missing: str = ""
     tasks: int = 0
     """With a share: the number of tasks that it is a share of."""
+    over_tasks: OverTasks | None = None
+    """None for a claim about certain tasks, or about all 28."""
+    hangs_by_one_task: bool = False
+    """With a share: the verdict would be another if one task changed sides."""
 
 
 def sides_of(column: Column, strata: Strata, random: Mapping[str, RandomPolicy]) -> Sides:
@@ -345,7 +370,8 @@ def judge_column(
     arms = (*column.on_policy, *column.generalized)
     strata = [np.asarray(finals[arm][task], np.float64) for arm in arms for task in column.tasks]
     interval = cautious_interval(quantities(column, claims, random), strata)
-    learned = int(sides_of(column, strata, random).learned.sum())
+    sides = sides_of(column, strata, random)
+    learned = int(sides.learned.sum())
     rows = []
     for claim, estimate, low, high in zip(claims, *(map(float, x) for x in interval), strict=True):
         if claim.whole and not reading.of_paper:
@@ -355,5 +381,35 @@ def judge_column(
         said = verdict(low, high, claim.bar, claim.strict)
         why = "too few tasks where learning occurs" if said == MISSING else ""
         tasks = (len(column.tasks) if claim.whole else learned) if claim.scale == "share" else 0
-        rows.append(Judgement(claim, reading, estimate, low, high, said, why, tasks))
+        over = None if said == MISSING else over_tasks(claim, sides)
+        hangs = tasks > 0 and said != MISSING and hangs_by_one_task(claim, low, high, tasks)
+        rows.append(Judgement(claim, reading, estimate, low, high, said, why, tasks, over, hangs))
     return rows
+
+
+def over_tasks(claim: Claim, sides: Sides) -> OverTasks | None:
+    """Return what a claim comes to over tasks, if it is about tasks such as those where learning occurs.
+
+    A share has Clopper and Pearson's interval. Others have the jackknife's, which leaves out each task in turn: for a
+    mean it is Student's. Seeds are as they are: their errors are part of how tasks differ.
+    """
+    places = np.flatnonzero(sides.learned)
+    n, p = len(places), np.nan
+    if claim.whole or claim.scale == "tasks" or n < 2:
+        return None
+    estimate = float(claim.quantity(sides.at(places)))
+    if claim.scale == "share":
+        k = round(estimate * n)
+        low, high = exact_share(k, n)
+        p = sign_test(k, n) if claim.bar == 0.5 else np.nan
+    else:
+        without = claim.quantity(sides.at(np.array([np.delete(places, i) for i in range(n)])))
+        reach = float(t_quantile((1.0 + LEVEL) / 2, n - 1.0)) * float(np.sqrt((n - 1) * without.var()))
+        low, high = max(estimate - reach, claim.bounds[0]), min(estimate + reach, claim.bounds[1])
+    return OverTasks(low, high, verdict(low, high, claim.bar, claim.strict), p)
+
+
+def hangs_by_one_task(claim: Claim, low: float, high: float, tasks: int) -> bool:
+    """Return whether a share's verdict would be another if its interval lay one task higher or lower."""
+    said = verdict(low, high, claim.bar, claim.strict)
+    return any(verdict(low + x, high + x, claim.bar, claim.strict) != said for x in (-1.0 / tasks, 1.0 / tasks))

@@ -71,8 +71,8 @@ def best_of(finals: Finals, arms: Sequence[str], task: str) -> Best:
 
     Beware of its optimism: the maximum of k means that chance alone tells apart lies above their common truth, for k
     = 3 and five seeds by 0.38 standard deviations of a seed, for k = 9 by 0.66. So the best of three kappas has an
-    advantage over one on-policy arm, and the best of nine generalized arms over the best of three; the same at a
-    fixed kappa has none.
+    advantage over one on-policy arm, and the best of nine generalized arms over the best of three. At a fixed kappa a
+    single pair has none; of the best of three against the best of three, the side whose seeds differ more has some.
     """
     found = [arm for arm in arms if task in finals.get(arm, {})]
     if not found:

@@ -115,6 +115,29 @@ def probability_of_improvement(scores: Scores, others: Scores, level: float = LE
     return interval(improvement, [*x, *y], level, bounds=(0.0, 1.0), least=least_of_shares([*x, *y], len(x)))
 
 
+def exact_share(k: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Return Clopper and Pearson's interval of a share of which k in n were counted."""
+
+    def least(k: int) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_least(k, n, middle) < (1.0 - level) / 2 else (low, middle)
+        return low
+
+    return least(k), 1.0 - least(n - k)
+
+
+def sign_test(k: int, n: int) -> float:
+    """Return the two-sided p-value of k in n where either side is equally likely."""
+    return min(1.0, 2.0 * at_least(max(k, n - k), n, 0.5))
+
+
+def at_least(k: int, n: int, p: float) -> float:
+    """Return the binomial probability of k or more in n."""
+    return sum(math.comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in range(k, n + 1))
+
+
 # --- two arms, task by task -------------------------------------------------------------------------------------------
 
 

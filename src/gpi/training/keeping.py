@@ -113,12 +113,17 @@ def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndar
     return Seen(member, take, source, None)
 
 
-def evidence(episodes: list[EndedInBatch], environments: int, skip: np.ndarray) -> list[float]:
+def evidence(
+    episodes: list[EndedInBatch], environments: int, skip: np.ndarray, horizon: int | None = None
+) -> list[float]:
     """Return the returns of an agent's episodes that count: in its first environments, begun after its last fall.
 
     `skip` says in which environments the first one began before, and is brought up to date. They are in the order of
-    time and environment, never of returns: a window must not choose what it sees.
+    time and environment, never of returns: a window must not choose what it sees. Where a batch cuts the last episode
+    off, or several environments are evidence, all must be of one length, `horizon`: else the short ones would come
+    first, and be counted more often.
     """
+    assert all(episode.length == horizon for episode in episodes) or horizon is None, f"not of {horizon} steps"
     returns = []
     for _, total, _, env in sorted(episodes, key=lambda episode: (episode.steps, episode.env)):
         if env < environments and not skip[env]:
@@ -143,6 +148,7 @@ class Keeper:
         self.low, self.high = job.return_range
         # Environments that run on through updates depend on each other: then the first alone is evidence.
         self.environments = config.num_envs if config.reset_each_batch else 1
+        self.horizon = job.task.horizon if config.reset_each_batch else None  # `validate_keeping` asks for one
         self.members = [first_member() for _ in job.seeds]
         self.running = EpisodeCounter(config.seeds, config.num_envs)
         self.skip = np.zeros((config.seeds, config.num_envs), np.bool_)  # running episodes that began before a fall
@@ -199,7 +205,7 @@ class Keeper:
         self.seen = [None] * len(ended)
         self.outside = [self._first_outside(episodes, int(n)) for episodes, n in zip(ended, taken, strict=True)]
         for p, episodes in enumerate(ended):
-            x = self._scaled(evidence(episodes, self.environments, self.skip[p]))
+            x = self._scaled(evidence(episodes, self.environments, self.skip[p], self.horizon))
             if len(x) and self.outside[p] is None and not self._is_withdrawn(p):
                 self.seen[p] = see(self.members[p], x, int(taken[p]), self._draws(p))
         changes = [(x.take, x.source) if x else (np.zeros(LEVELS, np.bool_), NOTHING) for x in self.seen]

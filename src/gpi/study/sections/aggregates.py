@@ -8,6 +8,7 @@ import numpy as np
 
 from gpi.envs import dmc
 from gpi.report.blocks import Chart, Line, Section, Table
+from gpi.student import student
 from gpi.study.intervals import Interval, Strata, interval, strata_of
 from gpi.study.sections.pairs import Pair, pairs_of
 from gpi.study.sections.words import FINAL, INTERVALS, Material, bounds_of
@@ -22,6 +23,9 @@ from gpi.training.progress import plural
 
 TAUS = np.arange(0.0, SCALE + 1.0, 25.0)
 GROUPS_LIMIT = 4
+PAIR_COLUMNS = ("arm", "against", "tasks", "probability of improvement, %", "low", "high", "mean difference",
+                "mean low", "mean high", "IQM difference", "IQM low", "IQM high", "mean over tasks")  # fmt: skip
+BY_TASKS = "The last interval of the mean is Student's over tasks, as if they were a sample of others like them."
 NOTE = (
     "Mean and median are over tasks of each task's mean; the IQM is the mean of the middle half of all runs; the "
     "optimality gap is how much runs fall short of 1,000, on average, as a share of it."
@@ -116,13 +120,11 @@ def improvement_table(material: Material) -> Table | None:
         tags.append(material.tags(pair.arm))
     if not rows:
         return None
-    columns = ("arm", "against", "tasks", "probability of improvement, %", "low", "high", "mean difference", "mean low",
-               "mean high", "IQM difference", "IQM low", "IQM high")  # fmt: skip
     note = (
         "The probability that a run of the arm has a higher final performance than one of the other on the same task, "
-        f"averaged over tasks; ties count half. {FINAL} {INTERVALS}"
+        f"averaged over tasks; ties count half. {FINAL} {INTERVALS} {BY_TASKS}"
     )
-    return Table("improvement", "Probability of improvement", note, columns, tuple(rows), tuple(tags))
+    return Table("improvement", "Probability of improvement", note, PAIR_COLUMNS, tuple(rows), tuple(tags))
 
 
 def improvement_row(material: Material, pair: Pair) -> tuple[str | int | float | None, ...]:
@@ -130,4 +132,5 @@ def improvement_row(material: Material, pair: Pair) -> tuple[str | int | float |
     first, second = pair.scores(material)
     share = [100.0 * float(x) for x in probability_of_improvement(first, second)]
     means = [float(x) for name in ("mean", "iqm") for x in aggregate_difference(name, first, second)]
-    return (pair.arm, pair.other, len(pair.tasks), *share, *means)
+    _, low, high = student(np.array([x.mean() - second[task].mean() for task, x in first.items()]))
+    return (pair.arm, pair.other, len(pair.tasks), *share, *means, f"{low:.1f} to {high:.1f}" if low <= high else None)

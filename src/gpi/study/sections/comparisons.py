@@ -9,7 +9,7 @@ import numpy as np
 from gpi.config import Config
 from gpi.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.frame import kappa_of, reuses
-from gpi.study.sections.aggregates import all_aggregates, improvement_row
+from gpi.study.sections.aggregates import BY_TASKS, PAIR_COLUMNS, all_aggregates, improvement_row
 from gpi.study.sections.pairs import Pair, controls_of, pairs_of, settings_of
 from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, mean_of, slug
 from gpi.study.statistics import SPLITS_LIMIT, differences
@@ -74,9 +74,7 @@ def controls_section(material: Material) -> Section | None:
     if not pairs:
         return None
     rows = [improvement_row(material, pair) for pair in pairs]
-    columns = ("arm", "against", "tasks", "probability of improvement, %", "low", "high", "mean difference", "mean low",
-               "mean high", "IQM difference", "IQM low", "IQM high")  # fmt: skip
-    summary = Table("controls", "Controls", f"{FINAL} {INTERVALS}", columns, tuple(rows),
+    summary = Table("controls", "Controls", f"{FINAL} {INTERVALS} {BY_TASKS}", PAIR_COLUMNS, tuple(rows),
                     tuple(material.tags(pair.arm) for pair in pairs))  # fmt: skip
     text = (
         "Is it the reuse, or what comes with it? A control is an on-policy algorithm with other settings than the "

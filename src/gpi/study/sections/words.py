@@ -34,7 +34,8 @@ STUDENT = (
 )
 BEST_OF = (
     "The best arm of each side is chosen by its outcome: with equal arms and five seeds the best of three lies 0.38, "
-    "the best of nine 0.66 standard deviations of a seed above the truth. With one kappa both sides choose among three."
+    "the best of nine 0.66 standard deviations of a seed above the truth. With one kappa both sides choose among "
+    "three: that flatters the side whose seeds differ more."
 )
 
 
