@@ -491,7 +491,7 @@ def test_the_papers_study_takes_seconds():
     found = report_of(everything, load_study("paper").jobs)
     spent = time.process_time() - begin
     check(found)
-    assert len(everything) == 336 and spent < 10.0, f"{spent:.1f} s"
+    assert len(everything) == 336 and spent < 30.0, f"{spent:.1f} s"
     assert MISSING not in table(found, "claims")["verdict"] and "missing" not in table(found, "claims")
     assert section(found, "missing").blocks == ()
 
