@@ -65,7 +65,7 @@ def measure(task: str, seeds: int, steps: int) -> None:
 def table() -> None:
     """Print what was measured, as docs/guarantee.md has it."""
     rows = [json.loads(line) for line in RECORD.read_text().splitlines()]
-    factors = [f"x {factor:g}" for factor in FACTORS]
+    factors = [f"÷ {factor:g}" for factor in FACTORS]
     print(f"| task | seed | best after | {' | '.join(factors)} | shrunk | statistics of the end | policy of the end |")
     print(f"|---|--:|--:|{'--:|' * len(factors)}--:|--:|--:|")
     for row in sorted(rows, key=lambda row: (row["task"], row["seed"])):
