@@ -187,7 +187,7 @@ def pairs() -> None:
     found = {line["name"]: line["early"] for line in read() if "early" in line}
     rows = []
     for job in sorted(SHORT, key=order):
-        if ALGORITHMS[job.algorithm].plan == "on_policy" and job.name in found:
+        if not ALGORITHMS[job.algorithm].reuses and job.name in found:
             both = [found[job._replace(algorithm=name).name] for name in (job.algorithm, f"ge{job.algorithm}")]
             means = [sum(returns.values()) / len(returns) for returns in both]
             rows.append([job.env, f"{job.algorithm}, ge{job.algorithm}", *(f"{x:.1f}" for x in means)])

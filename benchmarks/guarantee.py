@@ -38,7 +38,7 @@ def name_of(task: str, algorithm: str, trust: str) -> str:
 def every_job() -> list[tuple[str, str, str]]:
     """Task, algorithm and trust mode of every run, in the order of the tables."""
     jobs = [(t, a, m) for t in TASKS for a in ALGORITHMS for m in TRUST_MODES]
-    return [(t, a, m) for t, a, m in jobs if m != "adaptive" or ALGORITHMS[a].plan != "on_policy"]
+    return [(t, a, m) for t, a, m in jobs if m != "adaptive" or ALGORITHMS[a].reuses]
 
 
 def finished(directory: Path) -> bool:

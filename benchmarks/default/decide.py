@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.config import Config
-from gpi.core.plan import ALGORITHMS
 from gpi.core.trust import TRUST
 from gpi.student import student
 from gpi.study.frame import FINISHED, results_of
@@ -54,8 +53,7 @@ class Arm(NamedTuple):
 def arm_of(config: Config) -> Arm | None:
     """Return the arm of a run, or nothing where anything else that learning reads differs from the paper's."""
     usual = Config("x").__dict__
-    reuses = ALGORITHMS[config.algorithm].plan != "on_policy"
-    free = {*Arm._fields, *NOT_READ, *([] if reuses else ["kappa"])}
+    free = {*Arm._fields, *NOT_READ, *([] if config.reuses else ["kappa"])}
     if any(value != usual[name] for name, value in config.__dict__.items() if name not in free):
         return None
     normaliser = TRUST[config.trust].normaliser if config.normaliser == "auto" else config.normaliser

@@ -142,6 +142,11 @@ class Config:
         validate(self)
 
     @property
+    def reuses(self) -> bool:
+        """Whether the algorithm reuses samples of prior policies."""
+        return ALGORITHMS[self.algorithm].reuses
+
+    @property
     def short_task(self) -> str:
         """The task without the prefix of DeepMind Control."""
         return dmc.short_name(self.task)
@@ -230,7 +235,7 @@ def idle_settings(config: Config) -> dict[str, str]:
     name, rule = config.algorithm, ALGORITHMS[config.algorithm].rule
     natural = f"{name}, whose step has the length of its trust region"
     idle: dict[str, str] = {}
-    if ALGORITHMS[name].plan == "on_policy":
+    if not config.reuses:
         idle |= {"kappa": f"{name}, which reuses no samples"}
     if rule in ("trpo", "vmpo"):
         idle |= {"lr": natural, "max_grad_norm": natural}
@@ -238,7 +243,7 @@ def idle_settings(config: Config) -> dict[str, str]:
         idle |= {"kl_slack": f"trust = {config.trust}, which allows none"}
     if rule == "ppo":
         idle |= {"kl_slack": f"{name}, which bounds no KL"}
-    if ALGORITHMS[name].plan == "on_policy" and config.trust == "adaptive":
+    if not config.reuses and config.trust == "adaptive":
         idle |= {"trust": f"{name}: eq (8) is about reuse"}
     if config.trust != "keep":
         idle |= {"return_range": f"trust = {config.trust}, which certifies nothing"}

@@ -44,6 +44,11 @@ class Algorithm(NamedTuple):
     plan: str  # of `PLANS`
     critic: str = "mlp"  # of `critic.CRITICS`
 
+    @property
+    def reuses(self) -> bool:
+        """Whether it is a generalized algorithm, which reuses samples of prior policies."""
+        return self.plan != "on_policy"
+
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm("ppo", "on_policy"),

@@ -125,7 +125,7 @@ class AuditSummary:
     @property
     def reuses(self) -> bool:
         """Whether the algorithm reuses the data of prior policies."""
-        return reuses(self.algorithm)
+        return ALGORITHMS[self.algorithm].reuses
 
     def name_of(self, bound: str) -> str:
         """Return the equation that a bound is for this algorithm."""
@@ -221,11 +221,6 @@ class AuditSummary:
         return dict(zip(BOUNDS, counts, strict=True))
 
 
-def reuses(algorithm: str) -> bool:
-    """Return whether an algorithm reuses the data of prior policies."""
-    return ALGORITHMS[algorithm].plan != "on_policy"
-
-
 def columns(run: Run) -> dict[str, np.ndarray]:
     """Read a run's audit.csv by column, with the TV of `BOUNDS` by whichever estimate it has; empty cells are NaN."""
     path = run.dir / "audit.csv"
@@ -238,7 +233,7 @@ def columns(run: Run) -> dict[str, np.ndarray]:
         table = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
         table |= {name: table[f"{name}_lost"] for name in EARLIER if f"{name}_lost" in table}
         if "penalty_acted" in table:  # on-policy, eq (2) is all that eq (11) says
-            for bound in ("penalty",) if reuses(run.config["algorithm"]) else ("penalty", "tv"):
+            for bound in ("penalty",) if ALGORITHMS[run.config["algorithm"]].reuses else ("penalty", "tv"):
                 table[bound] = table["penalty_acted"]
                 table[f"{bound}_held"] = (table[bound] <= table[f"{bound}_bound"]).astype(float)
         empty = [name for name in (*COLUMNS, *EARLIER) if np.isnan(table[name]).all()]

@@ -240,7 +240,7 @@ def arm_name(chosen: Mapping[str, Any]) -> str:
     A name that is too long for a path ends in a hash of the whole.
     """
     algorithm = chosen.get("algorithm", "geppo")
-    reuses = algorithm in ALGORITHMS and ALGORITHMS[algorithm].plan != "on_policy"
+    reuses = algorithm in ALGORITHMS and ALGORITHMS[algorithm].reuses
     parts = [
         f"{name}{plain(value)}" for name, value in chosen.items() if name != "algorithm" and (reuses or name != "kappa")
     ]

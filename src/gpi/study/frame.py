@@ -157,7 +157,7 @@ def results_of(several: Sequence[Result]) -> Results:
 def arm_of(config: Config) -> str:
     """Return the name of a run's arm: its algorithm, its kappa if it reuses samples, and what is not the default."""
     chosen: dict[str, Any] = {"algorithm": config.algorithm}
-    if reuses(config):
+    if config.reuses:
         chosen["kappa"] = config.kappa
     usual = DEFAULTS | {"algorithm": config.algorithm, "kappa": config.kappa}
     usual["reset_each_batch"] = config.short_task in dmc.TASKS
@@ -168,21 +168,16 @@ def arm_of(config: Config) -> str:
     return arm_name(chosen)
 
 
-def reuses(config: Config) -> bool:
-    """Return whether an arm's algorithm is a generalized one."""
-    return ALGORITHMS[config.algorithm].plan != "on_policy"
-
-
 def kappa_of(config: Config) -> str:
     """Return an arm's kappa as it is written in names; empty for on-policy algorithms."""
-    return plain(config.kappa) if reuses(config) else ""
+    return plain(config.kappa) if config.reuses else ""
 
 
 def rank(name: str, config: Config) -> tuple[Any, ...]:
     """Return the place of an arm among others."""
-    special = arm_of(config).count("-") > (1 if reuses(config) else 0) or "-steps" in name
+    special = arm_of(config).count("-") > (1 if config.reuses else 0) or "-steps" in name
     order = list(ALGORITHMS).index(config.algorithm)
-    return special, reuses(config), order, config.kappa, config.B, config.n, config.eps, name
+    return special, config.reuses, order, config.kappa, config.B, config.n, config.eps, name
 
 
 def state_of(run: Result, place: int) -> str:

@@ -80,7 +80,7 @@ class Result:
 def key_of(config: Config) -> str:
     """Return what runs have in common that differ in nothing but their seeds, steps and machine."""
     settings = {name: x for name, x in dataclasses.asdict(config).items() if name not in NOT_OF_ARM}
-    if ALGORITHMS[config.algorithm].plan == "on_policy":
+    if not config.reuses:
         del settings["kappa"]
     return json.dumps([config.short_task, settings], sort_keys=True)
 

@@ -10,7 +10,6 @@ import numpy as np
 from gpi.core.plan import ALGORITHMS
 from gpi.report.audit import COUNTED, ESTIMATES, KL_RULES, MEANING, ON_POLICY, REUSED
 from gpi.report.blocks import Section, Table
-from gpi.study.frame import reuses
 from gpi.study.results import Result
 from gpi.study.sections.words import Material
 
@@ -57,7 +56,7 @@ def bounds_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     rows: list[Row] = []
     for (arm, estimate), total in totals.items():
         config = material.results.arms[arm]
-        names = REUSED if reuses(config) else ON_POLICY
+        names = REUSED if config.reuses else ON_POLICY
         for bound in bounds_of(config.algorithm):
             kept = 100.0 * (1.0 - total.broken[bound] / max(total.updates, 1))
             worst = total.worst[bound] if np.isfinite(total.worst[bound]) else None
@@ -93,7 +92,7 @@ def updates_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
 def bounds_of(algorithm: str) -> tuple[str, ...]:
     """Return the bounds that are an algorithm's own, the one that the guarantee rests on first."""
     parts = ALGORITHMS[algorithm]
-    first = ("tv",) if parts.plan == "on_policy" else ("penalty", "tv")
+    first = ("tv",) if not parts.reuses else ("penalty", "tv")
     return (*first, "kl") if parts.rule in KL_RULES else first
 
 

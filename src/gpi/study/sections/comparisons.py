@@ -8,7 +8,7 @@ import numpy as np
 
 from gpi.config import Config
 from gpi.report.blocks import Chart, Line, Section, Table, Tags
-from gpi.study.frame import kappa_of, reuses
+from gpi.study.frame import kappa_of
 from gpi.study.sections.aggregates import BY_TASKS, PAIR_COLUMNS, all_aggregates, improvement_row
 from gpi.study.sections.pairs import Pair, controls_of, pairs_of, settings_of
 from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, mean_of, slug
@@ -110,7 +110,7 @@ def reuse_families(material: Material) -> list[list[str]]:
     found: dict[tuple[str, int], list[str]] = {}
     for arm in material.finals:
         config = material.results.arms[arm]
-        if reuses(config):
+        if config.reuses:
             found.setdefault(settings_of(config, B=1), []).append(arm)
     return [sorted(arms, key=lambda arm: material.results.arms[arm].B) for arms in found.values() if len(arms) > 1]
 

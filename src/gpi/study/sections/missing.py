@@ -11,7 +11,7 @@ from gpi.config import Config
 from gpi.envs import dmc
 from gpi.report.blocks import Section, Table, Tags
 from gpi.study.definition import Job
-from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED, reuses
+from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED
 from gpi.study.results import NOT_OF_ARM, key_of
 from gpi.study.sections.words import Material, listed
 from gpi.training.progress import plural
@@ -106,11 +106,11 @@ def command_of(config: Config) -> str:
     words = ["gpi", "train", '"$TASK"', "--algorithm", config.algorithm]
     usual = {field.name: field.default for field in dataclasses.fields(Config)}
     usual |= {"task": config.task, "algorithm": config.algorithm, "reset_each_batch": config.short_task in dmc.TASKS}
-    named = {"seeds", "steps", *(["kappa"] if reuses(config) else [])}
+    named = {"seeds", "steps", *(["kappa"] if config.reuses else [])}
     for name, default in usual.items():
         value = getattr(config, name)
         of_run = name in NOT_OF_ARM and name not in {*named, "seed", "threads"}
-        if not (of_run or (name == "kappa" and not reuses(config))) and (name in named or value != default):
+        if not (of_run or (name == "kappa" and not config.reuses)) and (name in named or value != default):
             words += option(name, value)
     return " ".join(words)
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
-from gpi.study.frame import reuses
 from gpi.study.results import key_of
 from gpi.study.sections.words import Material
 
@@ -44,11 +43,11 @@ def counterpart(material: Material, arm: str) -> str | None:
     """Return the on-policy arm of the same rule and otherwise the same settings; None if there is none."""
     config = material.results.arms[arm]
     rule = ALGORITHMS[config.algorithm].rule
-    simple = [name for name, parts in ALGORITHMS.items() if parts.rule == rule and parts.plan == "on_policy"]
+    simple = [name for name, parts in ALGORITHMS.items() if parts.rule == rule and not parts.reuses]
     for name in simple:
         wanted = settings_of(config, algorithm=name)
         for other, of in material.results.arms.items():
-            if not reuses(of) and settings_of(of) == wanted:
+            if not of.reuses and settings_of(of) == wanted:
                 return other
     return None
 
@@ -56,10 +55,10 @@ def counterpart(material: Material, arm: str) -> str | None:
 def pairs_of(material: Material) -> list[Pair]:
     """Return every generalized arm with its on-policy counterpart; without any, all arms with one that is not."""
     arms = [arm for arm in material.results.arms if arm in material.finals]
-    both = [(arm, counterpart(material, arm)) for arm in arms if reuses(material.results.arms[arm])]
+    both = [(arm, counterpart(material, arm)) for arm in arms if material.results.arms[arm].reuses]
     found = [pair_of(material, arm, other) for arm, other in both if other]
     if not found:
-        first = next((arm for arm in arms if not reuses(material.results.arms[arm])), arms[0] if arms else "")
+        first = next((arm for arm in arms if not material.results.arms[arm].reuses), arms[0] if arms else "")
         found = [pair_of(material, arm, first) for arm in arms if arm != first]
     return [pair for pair in found if pair]
 
@@ -73,12 +72,12 @@ def controls_of(material: Material) -> list[Pair]:
     found = []
     for control in arms:
         config = material.results.arms[control]
-        if reuses(config) or control == config.algorithm or config.algorithm not in arms:
+        if config.reuses or control == config.algorithm or config.algorithm not in arms:
             continue
         rule = ALGORITHMS[config.algorithm].rule
         found.append(pair_of(material, control, config.algorithm))
         for arm in arms:
             other = material.results.arms[arm]
-            if reuses(other) and ALGORITHMS[other.algorithm].rule == rule and arm.count("-") == 1:
+            if other.reuses and ALGORITHMS[other.algorithm].rule == rule and arm.count("-") == 1:
                 found.append(pair_of(material, arm, control))
     return [pair for pair in found if pair]

@@ -11,7 +11,7 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.claims import TABLE_1, Column, mean_over, sides_of
-from gpi.study.frame import arm_of, kappa_of, reuses
+from gpi.study.frame import arm_of, kappa_of
 from gpi.study.intervals import Strata, cautious_interval
 from gpi.study.paper import Gain, classes_of, figure_2, figure_3, figure_4, gains, learned_in
 from gpi.study.sections.words import (
@@ -97,10 +97,10 @@ def families(material: Material) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for arm in material.finals:
         config = material.results.arms[arm]
-        plain_arm = "-".join([config.algorithm, *([f"kappa{kappa_of(config)}"] if reuses(config) else [])])
+        plain_arm = "-".join([config.algorithm, *([f"kappa{kappa_of(config)}"] if config.reuses else [])])
         steps = arm.removeprefix(arm_of(config))
         found.setdefault((arm_of(config) + steps).removeprefix(plain_arm).strip("-"), []).append(arm)
-    sides = {name: {reuses(material.results.arms[arm]) for arm in arms} for name, arms in found.items()}
+    sides = {name: {material.results.arms[arm].reuses for arm in arms} for name, arms in found.items()}
     return {name: arms for name, arms in sorted(found.items()) if len(sides[name]) == 2}
 
 
@@ -118,8 +118,8 @@ def view_of(
     columns = {}
     for rule in dict.fromkeys(algorithm.rule for algorithm in ALGORITHMS.values()):
         same = [arm for arm in arms if ALGORITHMS[configs[arm].algorithm].rule == rule]
-        first = tuple(arm for arm in same if not reuses(configs[arm]))
-        second = tuple(arm for arm in same if reuses(configs[arm]) and kappa_of(configs[arm]) in kappas)
+        first = tuple(arm for arm in same if not configs[arm].reuses)
+        second = tuple(arm for arm in same if configs[arm].reuses and kappa_of(configs[arm]) in kappas)
         if first and second:
             columns[rule.upper()] = (first, second)
     used = [arm for pair in columns.values() for side in pair for arm in side]
