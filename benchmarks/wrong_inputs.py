@@ -1,4 +1,4 @@
-"""What people type by mistake: 179 inputs, 16 about permissions and 6 about a full disk, each judged.
+"""What people type by mistake: 181 inputs, 16 about permissions and 6 about a full disk, each judged.
 
     python benchmarks/wrong_inputs.py                    # all, about ten minutes on 2 cores
     python benchmarks/wrong_inputs.py --only full        # inputs, permissions or full
@@ -117,6 +117,7 @@ INPUTS = r"""
 2     : plot
 2     : plot empty
 2     : plot spin --out curves.xyz
+2     : plot spin --out ''
 2     : plot spin --out /nonexistent/c.png
 0     : plot spin spin --out a.png
 2     : audit empty
@@ -195,6 +196,7 @@ INPUTS = r"""
 2     : record spin --fps 0
 2     : record spin --fps nan
 2     : record spin --out film
+2     : record spin --out ''
 2     : record spin --camera nosuch --out film.gif
 2     : export spin --seed -1
 2     : export spin --policy best

@@ -342,7 +342,8 @@ def test_a_picture_that_cannot_be_written_is_one_line(
     (tmp_path / "d.png").mkdir()
     (tmp_path / "file").write_text("")
     for picture, words in (("d.png", "is a directory; name a file"), ("x.doc", "must end in .png"),
-                           ("nowhere/x.png", "does not exist"), ("file/x.png", "is a file")):  # fmt: skip
+                           ("nowhere/x.png", "does not exist"), ("file/x.png", "is a file"),
+                           ("/", "must end in .png, .pdf or .svg; use /picture.png")):  # fmt: skip
         assert words in refused(capsys, *commands(run, tmp_path / picture)[which])
     monkeypatch.setattr(os, "open", failing(errno.EACCES))
     assert cli.main(commands(run, tmp_path / "x.png")[which]) == 5

@@ -201,6 +201,15 @@ def test_show_prints_jobs_and_costs(capsys: pytest.CaptureFixture[str]):
     assert "must be NAME=MODULE:ID" in capsys.readouterr().err
 
 
+def test_show_alone_lists_what_is_built_in(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["study", "show"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in listed] == builtin_names() and "quick: 12 jobs, 2 tasks by 6 arms" in listed
+    assert cli.main(["study", "show", "--json"]) == 0
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == builtin_names()
+    assert cli.main(["study", "show", ""]) == 2 and "study '' must be one of" in capsys.readouterr().err
+
+
 def test_estimates_grow_with_what_costs():
     jobs = {job.name: job for job in load_study("paper").jobs}
     light, heavy = jobs["pendulum-swingup/ppo/seeds-0-4"], jobs["humanoid-run/ppo/seeds-0-4"]

@@ -239,6 +239,7 @@ def test_jobs_that_do_not_answer_are_killed_and_said_to_be(signals: list[signal.
     finally:
         one.kill()
     assert "interrupted, 1 job killed before saving; `gpi study run " in printed and not lives(stopped)
+    assert f"{signals[0].name}: saving 1 job; a second Ctrl-C kills what has not saved\n" in printed
 
 
 # --- slow -----------------------------------------------------------------------------------------------------------

@@ -394,7 +394,7 @@ def test_an_interrupted_study_is_saved_and_goes_on(tmp_path: Path, cluster: Thre
     until(lambda: len(workers(study)) == 2)
     child.send_signal(number)
     said = output(child, 128 + number)
-    assert f"{number.name}: 2 jobs save" in said and "all saved" in said
+    assert f"{number.name}: saving 2 jobs" in said and "all saved" in said
     no_orphans(out)
     for one in study.jobs:
         log = study.log(one).read_text()

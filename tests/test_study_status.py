@@ -116,6 +116,7 @@ def test_the_screen_fits(columns: int, rows: int | None, state: State):
 def test_returns_of_a_thousand_and_more_are_whole():
     jobs = [JobStatus(job("Pendulum-v1", arm), "done", 9, x, 0.0) for arm, x in (("ppo", -1262.4), ("trpo", -99.6))]
     *_, head, line, _ = screen(Status("x", tuple(jobs)), 80)
+    assert screen(Status("x", tuple(jobs[:1])), 80)[0].startswith("x: 1 job: 1 done")
     assert head == "return so far     a      b" and line == "Pendulum-v1   -1262   -100"
     assert [number(x, 7) for x in (-1234.4, 12345.0, -99_999.0)] == ["-1234", "12345", "-100k"]
 

@@ -537,6 +537,7 @@ def test_when_ffmpeg_fails_nothing_is_left(
     [
         ("film.avi", {}, r"film.avi has the suffix '.avi', a video is one of .mp4, .webp, .gif; use .*film.mp4"),
         ("film", {}, r"has the suffix '', a video is"),
+        ("/", {}, r"^/ has the suffix '', a video is one of .mp4, .webp, .gif; use /film.mp4$"),
         ("none/film.mp4", {}, r"directory .*none of film.mp4 does not exist; make it: mkdir -p"),
         ("dir.mp4", {}, "dir.mp4 is a directory, a video is a file"),
         ("film.mp4", {"steps": 0}, "steps must be at least 1, got 0"),

@@ -95,9 +95,8 @@ def _valid_path(out: Path, steps: int, fps: float, size: tuple[int, int] | None)
     """Return the path; raise UsageError for a request that cannot be met, before anything starts."""
     if out.suffix.lower() not in WRITERS:
         kinds = ", ".join(WRITERS)
-        raise UsageError(
-            f"{out} has the suffix {out.suffix!r}, a video is one of {kinds}; use {out.with_suffix('.mp4')}"
-        )
+        remedy = out.parent / f"{out.stem or 'film'}.mp4"  # '', '.' and '/' have no name
+        raise UsageError(f"{out} has the suffix {out.suffix!r}, a video is one of {kinds}; use {remedy}")
     if not out.parent.is_dir():
         raise UsageError(f"directory {out.parent} of {out.name} does not exist; make it: mkdir -p {out.parent}")
     if out.is_dir():

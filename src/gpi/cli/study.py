@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpi.cli.study_options import add_definition, named
@@ -42,19 +41,22 @@ def add_show(actions: Verbs) -> None:
     """Add `gpi study show`."""
     action = actions.add_parser(
         "show", help="print the jobs of a study, and run nothing",
-        description="Print the jobs of a study, its steps, and about how much time and disk it takes.",
+        description="Print the jobs of a study, its steps, and about how much time and disk it takes. "
+        "Without STUDY, list the studies that are built in.",
     )  # fmt: skip
-    add_definition(action)
-    action.add_argument("--json", action="store_true", help="print one JSON object, with a list of jobs")
+    add_definition(action, "?")
+    action.add_argument("--json", action="store_true", help="print one JSON object a study, with a list of jobs")
     action.set_defaults(run=run_show)
 
 
 def run_show(parsed: argparse.Namespace) -> int:
-    """Print a study."""
-    study = load_study(parsed.study, named(parsed.env))
-    print(as_json(study) if parsed.json else as_text(study))
-    for note in study.notes:
-        print(f"note: {note}", file=sys.stderr)
+    """Print a study, or without one a line for each that is built in."""
+    every = parsed.study is None
+    for name in builtin_names() if every else [parsed.study]:
+        study = load_study(name, named(parsed.env))
+        print(as_json(study) if parsed.json else title(study) if every else as_text(study))
+        for note in study.notes:
+            print(f"note: {note}", file=sys.stderr)
     return 0
 
 
@@ -73,12 +75,18 @@ def as_json(study: Study) -> str:
     })  # fmt: skip
 
 
+def title(study: Study) -> str:
+    """Return a study in one line: its name and size."""
+    tasks, arms = ({getattr(job, part) for job in study.jobs} for part in ("task", "arm"))
+    sizes = f"{plural(len(tasks), 'task')} by {plural(len(arms), 'arm')}"
+    return f"{study.name}: {plural(len(study.jobs), 'job')}, {sizes}"
+
+
 def as_text(study: Study) -> str:
     """Return a study as lines for people: its tasks, its arms, and what it costs."""
-    tasks, arms = Counter(job.task for job in study.jobs), Counter(job.arm for job in study.jobs)
+    tasks, arms = (dict.fromkeys(getattr(job, part) for job in study.jobs) for part in ("task", "arm"))
     width = max(map(len, arms))
-    sizes = f"{plural(len(tasks), 'task')} by {plural(len(arms), 'arm')}"
-    lines = [f"{study.name}: {plural(len(study.jobs), 'job')}, {sizes}", ""]
+    lines = [title(study), ""]
     for arm in arms:
         jobs = [job for job in study.jobs if job.arm == arm]
         seeds = sum(job.config.seeds for job in jobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpi.errors import UsageError
 
@@ -13,9 +13,9 @@ STUDY = "a .toml file, or one that is built in"
 OWN = "a name for an environment of yours, to use in the file's tasks; may be repeated"
 
 
-def add_definition(action: Parser) -> None:
-    """Add the arguments that say which study is meant."""
-    action.add_argument("study", metavar="STUDY", help=STUDY)
+def add_definition(action: Parser, nargs: Literal["?"] | None = None) -> None:
+    """Add the arguments that say which study is meant; with `nargs` "?" none need be."""
+    action.add_argument("study", metavar="STUDY", nargs=nargs, help=STUDY)
     action.add_argument("--env", action="append", default=[], metavar="NAME=MODULE:ID", help=OWN)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpi.study.status import JobStatus, Status, Watch
-from gpi.training.progress import clock, thousands
+from gpi.training.progress import clock, plural, thousands
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -90,7 +90,7 @@ def summary(status: Status) -> list[str]:
     """Return the numbers of the whole study."""
     counts = ", ".join(f"{count} {state}" for state, count in status.counts.items())
     part = 100 * status.steps // max(status.goal, 1)
-    lines = [f"{status.name}: {len(status.jobs)} jobs: {counts}"]
+    lines = [f"{status.name}: {plural(len(status.jobs), 'job')}: {counts}"]
     speed = f"{status.steps:,} of {status.goal:,} steps ({part} %)"
     if status.counts["running"]:
         left = status.seconds_left

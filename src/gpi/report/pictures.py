@@ -38,7 +38,8 @@ class Picture:
 def require_picture(path: Path) -> Path:
     """Return the path if a picture can be written there, otherwise raise UsageError or DiskError."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"picture {path} must end in .png, .pdf or .svg; use {path.with_suffix('.png')}")
+        remedy = path.parent / f"{path.stem or 'picture'}.png"  # '', '.' and '/' have no name
+        raise UsageError(f"picture {path} must end in .png, .pdf or .svg; use {remedy}")
     try:
         if path.is_dir():
             raise UsageError(f"picture {path} is a directory; name a file, such as {path / 'picture.png'}")

@@ -295,8 +295,8 @@ class Engine:
         """Let all jobs save and end when the runner is to end; kill them when that must be now."""
         if stop.asked and not self.stopping:
             self.stopping = True
-            why = f"{plural(len(self.running), 'job')} save" if self.running else "nothing runs"
-            self.screen.say(f"{stop.why}: {why}" + ("; Ctrl-C once more kills them" if self.running else ""))
+            saving = f"saving {plural(len(self.running), 'job')}; a second Ctrl-C kills what has not saved"
+            self.screen.say(f"{stop.why}: {saving if self.running else 'nothing runs'}")
             for one in self.running:
                 one.process.terminate()
         if stop.now:

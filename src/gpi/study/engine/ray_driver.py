@@ -196,7 +196,7 @@ class RayEngine:
                 self._fill()
                 self._collect(TICK)
             if stop.asked and self.flights:
-                self.screen.say(f"{stop.why}: {len(self.flights)} jobs save")
+                self.screen.say(f"{stop.why}: saving {plural(len(self.flights), 'job')}")
         finally:
             self._end_all(stop)
 
