@@ -19,7 +19,7 @@ import gpi
 from gpi import export, files, policy_file, standalone
 from gpi.core import normaliser as normalisers
 from gpi.core.categorical import Categorical, CategoricalTheta
-from gpi.core.gaussian import GaussianTheta
+from gpi.core.gaussian import Gaussian, GaussianTheta
 from gpi.core.network import Layer
 from gpi.core.policy import Theta
 from gpi.envs.dmc import TASKS
@@ -95,7 +95,8 @@ def choice(tmp_path: Path) -> Policy:
 @jax.jit
 def outputs(theta: Theta, normaliser: normalisers.Normaliser, obs: Any) -> jax.Array:
     dist = theta.distribution(normalisers.normalise_obs(normaliser.in_force, obs))
-    return dist.logits if isinstance(dist, Categorical) else dist.mode()
+    assert isinstance(dist, Categorical | Gaussian)
+    return dist.logits if isinstance(dist, Categorical) else dist.mean
 
 
 def by_jax(made: Trained, obs: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from checkpoints import SPECS, arrays_of, refusal
+from checkpoints import SPECS, arrays_of, refusal, specs_of
 from gpi import errors, files
 from gpi.errors import FileError, UsageError
 from gpi.files import ArraySpec
@@ -24,7 +24,7 @@ def test_every_error_has_its_exit_code():
 def test_arrays_come_back_bit_for_bit():
     arrays = arrays_of(1) | {"nan": np.array([np.nan, -0.0, np.inf]), "fortran": np.asfortranarray(np.eye(3)[:2])}
     data = files.encode(arrays, {"a": "ä\n"})
-    found, metadata = files.decode(data, files.specs_of(arrays))
+    found, metadata = files.decode(data, specs_of(arrays))
     assert metadata == {"a": "ä\n"} and list(found) == list(arrays)
     assert all(found[name].tobytes() == arrays[name].tobytes() for name in arrays)
     assert all(x.flags.writeable and x.flags.aligned and x.flags.owndata for x in found.values())

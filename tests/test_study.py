@@ -19,7 +19,7 @@ from gpi.study.directory import open_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
 from gpi.study.frame import results_of
 from gpi.study.reporting import report_on
-from gpi.study.sparsity import measured, sample, sparsity, sparsity_of
+from gpi.study.sparsity import sample, sparsity_of
 from made_results import made
 from made_runs import job, make_study
 
@@ -219,11 +219,11 @@ def test_estimates_grow_with_what_costs():
 
 
 def test_sparsity_is_the_share_of_samples_without_reward():
-    share = sparsity("reacher-hard", 2_000)
-    assert 0.9 < share <= 1.0 and share == sparsity("reacher-hard", 2_000)
-    assert sparsity("walker-stand", 2_000) < 0.05 < share, "a reward in nearly every step"
-    known = measured()
-    assert set(known) == set(dmc.TASKS) and all(0.0 <= share <= 1.0 for share in known.values())
+    share = sample("reacher-hard", 2_000).sparsity
+    assert 0.9 < share <= 1.0 and share == sample("reacher-hard", 2_000).sparsity
+    assert sample("walker-stand", 2_000).sparsity < 0.05 < share, "a reward in nearly every step"
+    known = random_returns()
+    assert set(known) == set(dmc.TASKS) and all(0.0 <= one.sparsity <= 1.0 for one in known.values())
 
 
 def test_a_random_policys_return_is_that_of_its_whole_episodes():

@@ -9,7 +9,7 @@ import pytest
 from gpi.config import Config
 from gpi.errors import FileError, UsageError
 from gpi.study.definition import Job, builtin_text, load_study
-from gpi.study.directory import FILE, Layout, StudyDir, continued, extended, open_study, steps_taken, write_study
+from gpi.study.directory import FILE, Layout, StudyDir, continued, extended, last_timing, open_study, write_study
 from gpi.study.engine.begin import Options, begin, chosen
 
 LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": ""}, {"envpool": "1.2.5"})
@@ -126,7 +126,7 @@ def test_an_arm_keeps_the_name_that_an_earlier_version_gave_it(tmp_path: Path):
 
 
 def test_steps_taken_ignores_a_torn_row(tmp_path: Path):
-    assert steps_taken(tmp_path) == 0
+    assert last_timing(tmp_path)[0] == 0
     for text, steps in (("iteration,steps,seconds\n", 0), ("iteration,steps,s\n1,1024,0.5\n2,20", 1024), ("", 0)):
         (tmp_path / "timing.csv").write_text(text)
-        assert steps_taken(tmp_path) == steps
+        assert last_timing(tmp_path)[0] == steps

@@ -18,7 +18,7 @@ import gpi
 from gpi.cli import main
 from gpi.errors import UsageError
 from gpi.study.definition import load_study
-from gpi.study.directory import open_study, steps_taken
+from gpi.study.directory import last_timing, open_study
 from gpi.study.engine.begin import Options, begin
 from gpi.study.engine.runners import read_runners
 from gpi.study.gathered import covered
@@ -36,7 +36,7 @@ def begins(out: Path, job: str) -> int:
 
 def iterating(out: Path, least: int = 1) -> bool:
     """Return whether so many jobs have taken steps."""
-    return sum(steps_taken(path.parent) > 0 for path in (out / "runs").rglob("timing.csv")) >= least
+    return sum(last_timing(path.parent)[0] > 0 for path in (out / "runs").rglob("timing.csv")) >= least
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,8 @@ def test_more_steps_are_a_resume_and_more_seeds_another_block(undisturbed: tuple
     )
     printed = ended(runner(study, out, "--only", "CartPole-v1/geppo"), 0)
     assert "2 of 2 jobs done" in printed
-    assert steps_taken(out / "runs/CartPole-v1/geppo/seeds-0-1") >= 21_000
-    assert steps_taken(out / "runs/CartPole-v1/geppo/seeds-2-2") >= 21_000
+    assert last_timing(out / "runs/CartPole-v1/geppo/seeds-0-1")[0] >= 21_000
+    assert last_timing(out / "runs/CartPole-v1/geppo/seeds-2-2")[0] >= 21_000
     assert begins(out, "CartPole-v1/geppo/seeds-0-1") == 2
     assert begins(out, "CartPole-v1/ppo/seeds-0-1") == 1
     assert len(open_study(out).jobs) == 8

@@ -72,11 +72,6 @@ class Entry(NamedTuple):
 # --- arrays -------------------------------------------------------------------------------------------------------
 
 
-def specs_of(arrays: Mapping[str, np.ndarray]) -> Specs:
-    """Return the shapes and dtypes that `decode` must find in a file of these arrays."""
-    return {name: ArraySpec(array.shape, array.dtype) for name, array in arrays.items()}
-
-
 def sizes(expected: Specs) -> range:
     """Return the sizes in bytes that a file of these arrays can have."""
     least, most = sum(spec.smallest for spec in expected.values()), sum(spec.largest for spec in expected.values())

@@ -40,7 +40,12 @@ def arrays_of(iteration: int) -> dict[str, np.ndarray]:
     }
 
 
-SPECS = files.specs_of(arrays_of(0))
+def specs_of(arrays: dict[str, np.ndarray]) -> files.Specs:
+    """Return the shapes and dtypes that a file of these arrays must have."""
+    return {name: files.ArraySpec(array.shape, array.dtype) for name, array in arrays.items()}
+
+
+SPECS = specs_of(arrays_of(0))
 
 
 def state_of(iteration: int) -> dict[str, Any]:

@@ -31,9 +31,6 @@ class Laplace(NamedTuple):
     def act(self, noise: Array) -> Array:
         return self.mean + jnp.exp(self.log_scale)[None] * noise
 
-    def mode(self) -> Array:
-        return self.mean
-
     def log_prob(self, action: Array) -> Array:
         z = jnp.abs(action - self.mean) * jnp.exp(-self.log_scale)[None]
         return -jnp.sum(z + self.log_scale[None] + jnp.log(2.0), axis=-1)

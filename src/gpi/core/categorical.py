@@ -21,10 +21,6 @@ class Categorical(NamedTuple):
         """Return a ~ pi(.|s), given Gumbel noise."""
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
-    def mode(self) -> Int[Array, " S"]:
-        """Return the likeliest action."""
-        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
-
     def log_prob(self, action: Int[Array, " S"]) -> Float[Array, " S"]:
         """Return log pi(a|s)."""
         return jnp.take_along_axis(jax.nn.log_softmax(self.logits), action[:, None], axis=-1)[:, 0]

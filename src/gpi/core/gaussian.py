@@ -26,10 +26,6 @@ class Gaussian(NamedTuple):
         """Return a ~ pi(.|s), given standard normal noise."""
         return self.mean + jnp.exp(self.log_std)[None] * noise
 
-    def mode(self) -> Float[Array, "S A"]:
-        """Return the likeliest action."""
-        return self.mean
-
     def log_prob(self, action: Float[Array, "S A"]) -> Float[Array, " S"]:
         """Return log pi(a|s), of the action before any clipping by the environment."""
         z = (action - self.mean) * jnp.exp(-self.log_std)[None]

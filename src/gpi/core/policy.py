@@ -24,10 +24,6 @@ class Distribution(Protocol):
         """Return a ~ pi(.|s), given its noise."""
         ...
 
-    def mode(self) -> Array:
-        """Return the likeliest action."""
-        ...
-
     def log_prob(self, action: Array, /) -> Float[Array, " S"]:
         """Return log pi(a|s)."""
         ...

@@ -226,11 +226,6 @@ def config_steps(run: Path) -> int:
     return 0
 
 
-def steps_taken(run: Path) -> int:
-    """Return the steps that each seed of a run has taken so far, from the last row of timing.csv."""
-    return last_timing(run)[0]
-
-
 def last_timing(run: Path) -> tuple[int, float]:
     """Return the steps that each seed of a run has taken, and the seconds that took; both 0 before an iteration."""
     try:

@@ -11,8 +11,8 @@ of Welch and Satterthwaite, (Σ v)² / Σ (v²/(S-1)). For the mean of one task 
 
 Shares (performance profiles, the probability of improvement) need one thing more: where all seeds of a task are on
 one side they seem to have no spread. Their standard error is taken to be at least 1/((S+1) T), by which one more run,
-on the other side, would move the share of T tasks; and there with S-1 degrees of freedom. `coverage.py` says how
-often all of this holds.
+on the other side, would move the share of T tasks; and there with S-1 degrees of freedom. The report's last
+table says how often all of this holds (`benchmarks/made_up_studies.py`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def cautious_interval(
 
     From the lower to the higher end of two: `interval`, which is centred on the estimate, and the percentiles of the
     resampled values with every seed's deviation widened by sqrt(S/(S-1)), which is not, as the best of several arms
-    and the sign of a small difference are biased when resampled. Neither alone suffices (`claim_coverage.py`).
+    and the sign of a small difference are biased when resampled. Neither alone suffices (`made_up_studies.py`).
     """
     first = interval(statistic, strata, level, resamples, seed, bounds)
     if min(len(x) for x in strata) < 2:

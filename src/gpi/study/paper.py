@@ -133,23 +133,3 @@ def classes_of(found: Sequence[Gain], learns: Learns) -> Classes:
     for gain in found:
         rows[2 if not learned_in(gain, learns) else int(gain.difference > 0.0)].append(gain.task)
     return Classes(*map(tuple, rows))
-
-
-def table_1(
-    finals: Finals, columns: Mapping[str, tuple[Sequence[str], Sequence[str]]], tasks: Sequence[str], learns: Learns
-) -> dict[str, Classes]:
-    """Return Table I: a column for each pair of on-policy and generalized arms, and the column Best of all of them.
-
-    The paper's columns have one on-policy arm each and its generalized version with three kappas, of which it takes
-    the best on each task (`best_of` says how that flatters). For one kappa, name one generalized arm in each column.
-    """
-    sides = [tuple(dict.fromkeys(arm for pair in columns.values() for arm in pair[side])) for side in (0, 1)]
-    return {
-        name: classes_of(gains(finals, on_policy, generalized, tasks), learns)
-        for name, (on_policy, generalized) in {**columns, "Best": (sides[0], sides[1])}.items()
-    }
-
-
-def improved(found: Sequence[Gain], learns: Learns, percent: float) -> list[str]:
-    """Return the tasks where learning occurs and the generalized side is higher by more than so many percent."""
-    return [gain.task for gain in found if learned_in(gain, learns) and gain.percent > percent]

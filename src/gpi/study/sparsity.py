@@ -53,16 +53,6 @@ def sample(task: str, samples: int = SAMPLES) -> RandomPolicy:
     return RandomPolicy(negligible / seen, float(np.mean(returns)) if returns else np.nan, deviation, len(returns))
 
 
-def sparsity(task: str, samples: int = SAMPLES) -> float:
-    """Return the share of samples of a uniformly random policy whose reward is at most 0.01; always the same number."""
-    return sample(task, samples).sparsity
-
-
-def measured() -> dict[str, float]:
-    """Return the sparsity of the 28 tasks as it was measured for the package."""
-    return {task: one.sparsity for task, one in random_returns().items()}
-
-
 def sparsity_of(
     names: Iterable[str],
     cache: Path | None = None,

@@ -1,6 +1,6 @@
 """The study's statistics, from final performance by task and seed.
 
-Aggregates over tasks with intervals (how the latter are made and how often they hold: `intervals.py`, `coverage.py`),
+Aggregates over tasks with intervals (how the latter are made and how often they hold: `intervals.py`),
 the difference of two arms task by task, and what one seed's curve says about learning and losing. *Final performance*
 is a seed's mean training return at the end of its run (`rundir/course.py`). Seeds of two arms are not pairs, even where
 their numbers agree.

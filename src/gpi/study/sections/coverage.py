@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
+
 from gpi.report.blocks import Section, Table, Tags
-from gpi.study.claim_coverage import CLAIM_COVERAGE, JUDGED
-from gpi.study.claim_coverage import REPETITIONS as CLAIM_REPETITIONS
-from gpi.study.coverage import COVERAGE, NAMES
 
 TEXT = (
     "How often an interval of nominally 95 % holds the truth, in made-up studies of the paper's size, with five seeds. "
@@ -22,13 +22,17 @@ TEXT = (
 
 
 def coverage_section() -> Section:
-    """Return the tables of how often the intervals hold."""
-    rows = tuple((case, *(100.0 * row[name] for name in NAMES)) for case, row in COVERAGE.items())
-    claimed = tuple((case, *(100.0 * row[claim.name] for claim in JUDGED)) for case, row in CLAIM_COVERAGE.items())
-    tables = (
-        Table("coverage", "Coverage of the intervals, %", "2,000 made-up studies of one task, 1,000 of 23; the "
-              "difference is Welch's, of one task.", ("case", *NAMES), rows, (Tags(),) * len(rows)),
-        Table("coverage-claims", "Coverage of the claims' intervals, %", f"{CLAIM_REPETITIONS} made-up studies each.",
-              ("case", *(claim.name for claim in JUDGED)), claimed, (Tags(),) * len(claimed)),
-    )  # fmt: skip
-    return Section("coverage", "Coverage of the intervals", TEXT, tables)
+    """Return the tables of how often the intervals hold (`benchmarks/made_up_studies.py`)."""
+    found = json.loads((resources.files("gpi.study.sections") / "coverage.json").read_text(encoding="utf-8"))
+    return Section("coverage", "Coverage of the intervals", TEXT, (
+        table_of("coverage", "Coverage of the intervals, %", "2,000 made-up studies of one task, 1,000 of 23; the "
+                 "difference is Welch's, of one task.", found["intervals"]),
+        table_of("coverage-claims", "Coverage of the claims' intervals, %", "400 made-up studies each.",
+                 found["claims"]),
+    ))  # fmt: skip
+
+
+def table_of(name: str, title: str, note: str, shares: dict[str, dict[str, float]]) -> Table:
+    """Return one table: a row for each case, in percent."""
+    rows = tuple((case, *(100.0 * share for share in row.values())) for case, row in shares.items())
+    return Table(name, title, note, ("case", *next(iter(shares.values()))), rows, (Tags(),) * len(rows))
