@@ -41,9 +41,6 @@ class Document(NamedTuple):
         return self.name
 
 
-# --- settings -----------------------------------------------------------------------------------------------------
-
-
 class Settings(NamedTuple):
     """Settings from a file, of the right types."""
 
@@ -137,9 +134,6 @@ def _no_task(file: Settings) -> NoReturn:
     raise UsageError(f'{name}: no task; add task = "cheetah-run", or type it: gpi train cheetah-run --config {name}')
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
 def read_toml(path: Path) -> Document:
     """Read a TOML file, and find the line of every key in it."""
     return parse_toml(printable(path), read_text(path))
@@ -214,8 +208,6 @@ def _deeper(value: object, limit: int) -> bool:
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     return limit == 0 or any(_deeper(part, limit - 1) for part in inner if isinstance(part, dict | list))
 
-
-# --- lines --------------------------------------------------------------------------------------------------------
 
 DOTTED = re.compile(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}")
 BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")

@@ -109,9 +109,6 @@ def one_line(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-# --- packages -----------------------------------------------------------------------------------------------------
-
-
 def python() -> Finding:
     """Look at Python's version."""
     wanted = facts().get_all("Requires-Python", [""])[0]
@@ -153,9 +150,6 @@ def tensorboard() -> Finding:
             state="note", found=f"{found.found}; the viewer is missing", remedy="pip install tensorboard"
         )
     return found
-
-
-# --- the machine --------------------------------------------------------------------------------------------------
 
 
 def cores() -> Finding:
@@ -212,9 +206,6 @@ def encoding() -> Finding:
     if foreign:
         return Finding("encoding", "note", f"{', '.join(foreign)}; UTF-8 shows everything", "export PYTHONUTF8=1")
     return Finding("encoding", "ok", "UTF-8")
-
-
-# --- things to try ------------------------------------------------------------------------------------------------
 
 
 class Tried(NamedTuple):

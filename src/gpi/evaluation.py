@@ -199,9 +199,6 @@ def _episodes(
     return np.array([one.total for one in chosen]), np.array([one.length for one in chosen]), unfinished
 
 
-# --- policies in environments -------------------------------------------------------------------------------------
-
-
 def require_fit(policy: Policy, spec: Spec) -> None:
     """Raise UsageError unless the policy's observations and actions are those of the environment."""
     ours = (policy.obs_mean.size, policy.discrete, policy.action_size, policy.start)

@@ -84,9 +84,6 @@ def require_usable(policy: Policy) -> Policy:
         raise UsageError(f"this policy cannot be exported: {error}; take one that `gpi.load` returned") from error
 
 
-# --- directories --------------------------------------------------------------------------------------------------
-
-
 def claim_file(path: Path) -> list[Path]:
     """Raise unless a file can be written without replacing anything; return the directories made for it."""
     if path.suffix != ".onnx":
@@ -121,9 +118,6 @@ def withdraw(content: dict[Path, bytes], made: list[Path]) -> None:
             directory.rmdir()
 
 
-# --- NumPy --------------------------------------------------------------------------------------------------------
-
-
 def encode_numpy(policy: Policy) -> dict[str, bytes]:
     """Write the files of the NumPy form; the description comes last, and without it there is no policy."""
     arrays = policy.arrays()
@@ -141,9 +135,6 @@ def load_numpy(directory: Path) -> Act:
     """Return a function that acts with the exported files, loaded by `standalone`: their policy.py is a copy of it."""
     policy = standalone.load(directory)
     return lambda obs: (policy(obs), policy.unscaled(obs))
-
-
-# --- comparing ----------------------------------------------------------------------------------------------------
 
 
 def observations_around(policy: Policy, count: int = OBSERVATIONS, seed: int = 0) -> np.ndarray:

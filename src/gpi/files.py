@@ -69,9 +69,6 @@ class Entry(NamedTuple):
     end: int
 
 
-# --- arrays -------------------------------------------------------------------------------------------------------
-
-
 def sizes(expected: Specs) -> range:
     """Return the sizes in bytes that a file of these arrays can have."""
     least, most = sum(spec.smallest for spec in expected.values()), sum(spec.largest for spec in expected.values())
@@ -182,9 +179,6 @@ def path_of(value: object, what: str) -> Path:
     raise UsageError(f"{what} = {shown(value)} must be a path, such as 'runs/first'")
 
 
-# --- JSON ---------------------------------------------------------------------------------------------------------
-
-
 def dump_json(value: Facts) -> bytes:
     """Write a JSON object, indented; the same value gives the same bytes. NaN and infinity are refused."""
     return json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
@@ -235,9 +229,6 @@ def seal(content: Facts, encode: Callable[[Facts], bytes]) -> bytes:
     return encode(standalone.seal(content, encode))
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def directory(path: Path | str, parent: int | None = None, *, follow: bool = True) -> Iterator[int]:
     """Open a directory, relative to the descriptor `parent` if given; yield its descriptor.
@@ -282,9 +273,6 @@ def read(parent: int | Path, name: str, limit: int) -> bytes:
     if len(data) != facts.st_size:
         raise FileError(f"{shown(name)} changed meanwhile (expected {facts.st_size} bytes, found {len(data)} bytes)")
     return data
-
-
-# --- writing ------------------------------------------------------------------------------------------------------
 
 
 def temporary(name: str) -> str:

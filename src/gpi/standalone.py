@@ -26,8 +26,6 @@ Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]  # what JSON can hold
 Numbers = Any  # an array of NumPy or jax.numpy, or a number
 
-# --- arithmetic ---------------------------------------------------------------------------------------------------
-
 
 def clip(x: Numbers, low: Numbers, high: Numbers, xp: Any = np) -> Numbers:
     """Clip to [low, high]; NaN stays NaN. `np.clip` does the same and takes twice as long."""
@@ -65,9 +63,6 @@ def scale_action(action: Numbers, low: Numbers, high: Numbers, xp: Any = np) -> 
     # Rounding may put the result outside by a bit or, between bounds of very different size, well inside.
     scaled = clip(centre + half * unit, low, high, xp)
     return xp.where(unit == 1.0, high, xp.where(unit == -1.0, low, scaled))
-
-
-# --- policies -----------------------------------------------------------------------------------------------------
 
 
 class Policy:
@@ -218,9 +213,6 @@ class CategoricalPolicy(Policy):
 
     def _action_facts(self) -> Facts:
         return {"start": self.start}
-
-
-# --- files --------------------------------------------------------------------------------------------------------
 
 
 def load(directory: str | Path) -> Policy:

@@ -116,9 +116,6 @@ def _valid_path(out: Path, steps: int, fps: float, size: tuple[int, int] | None)
     return out
 
 
-# --- the episode --------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Tally:
     """The episode so far."""
@@ -169,8 +166,6 @@ def _resize(
 
             yield np.asarray(ImageOps.pad(Image.fromarray(frame), size, Image.Resampling.LANCZOS))
 
-
-# --- files --------------------------------------------------------------------------------------------------------
 
 FilmWriter = Callable[[Path, Iterator[np.ndarray], float], float]
 """A function that writes frames as they come, at a given rate; it returns the actual rate."""

@@ -129,9 +129,6 @@ def _watch() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-# --- Gymnasium ----------------------------------------------------------------------------------------------------
-
-
 class _Watched:
     """An environment whose values must all be finite, and whose observations must lie in their space."""
 
@@ -278,9 +275,6 @@ def _require_clean_start(one: _Watched, other: _Watched) -> None:
             "every episode after the first ends at its first step, but not in a new environment; "
             "let reset clear the state of the previous episode"
         )
-
-
-# --- EnvPool ------------------------------------------------------------------------------------------------------
 
 
 def _check_envpool(task: Task, deadline: float) -> Checked:

@@ -93,9 +93,6 @@ def make_renderer(
     return RenderedGym(task.id, own, seed, camera)
 
 
-# --- environments that draw themselves ----------------------------------------------------------------------------
-
-
 class RenderedGym:
     """A Gymnasium environment, the user's or an installed one, in this process."""
 
@@ -202,9 +199,6 @@ def _no_opengl(name: str, why: str) -> UsageError:
     return UsageError(
         f"{name} is drawn with OpenGL, which does not start here ({why}); run `apt-get install libegl1 libgl1-mesa-dri`"
     )
-
-
-# --- environments that EnvPool draws ------------------------------------------------------------------------------
 
 
 class RenderedEnvPool:

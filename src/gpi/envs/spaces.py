@@ -43,9 +43,6 @@ class ActionSpace(NamedTuple):
     cast: Callable[[np.ndarray], Any]  # one scaled action with the dtype and shape that the environment expects
 
 
-# --- observations -------------------------------------------------------------------------------------------------
-
-
 def observations(space: object) -> ObservationSpace:
     """Return how to flatten a space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them."""
     parts = _parts(space, "")
@@ -238,9 +235,6 @@ def _binary(shape: tuple[int, ...], where: str) -> WriteRow:
         row[:] = bits
 
     return write
-
-
-# --- actions ------------------------------------------------------------------------------------------------------
 
 
 def actions(space: object) -> ActionSpace:

@@ -138,9 +138,6 @@ def style(axis: Axes, title: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-# --- legends ------------------------------------------------------------------------------------------------------
-
-
 class Legend(NamedTuple):
     """A legend below the panels, and the room it needs."""
 

@@ -100,9 +100,6 @@ def new_figure(
     return figure
 
 
-# --- legends ------------------------------------------------------------------------------------------------------
-
-
 def colour(look: Look) -> str:
     """Return the colour of a look, on white."""
     return COLOURS[look.colour].light
@@ -144,9 +141,6 @@ def legend_below(figure: Figure, handles: Sequence[Line2D | Patch], inches: floa
         columns = legend_columns([str(entry.get_label()) for entry in handles], inches)
         figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, fontsize=8, handlelength=2.6,
                       labelspacing=0.3, columnspacing=1.2, borderpad=0.3)  # fmt: skip
-
-
-# --- lines over numbers -------------------------------------------------------------------------------------------
 
 
 def lines_figure(chart: Chart, looks: Looks) -> Figure:
@@ -194,9 +188,6 @@ def draw_line(axis: Axes, line: Line, look: Look, width: float, faint: float) ->
         axis.plot(x, seeds, color=colour(look), lw=0.5, alpha=0.35 * faint, zorder=2.1)
     marker = "o" if len(x) <= FEW else ""
     axis.plot(x, line.y, color=colour(look), lw=width, ls=dashes(look, width), marker=marker, ms=3.5, zorder=3)
-
-
-# --- bars over names ----------------------------------------------------------------------------------------------
 
 
 def bars_figure(chart: Chart, looks: Looks, facets: Facets) -> Figure:

@@ -46,9 +46,6 @@ class Checkpoint(NamedTuple):
     """The bytes of the best policies so far, by the names of their files."""
 
 
-# --- writing ------------------------------------------------------------------------------------------------------
-
-
 def save(
     run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts,
     best: Mapping[str, np.ndarray] | None = None,
@@ -159,9 +156,6 @@ def _remove(parent: int, name: str) -> None:
 
 def _rename(parent: int, old: str, new: str) -> None:
     os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
-
-
-# --- reading ------------------------------------------------------------------------------------------------------
 
 
 def load(path: Path, expected: Specs | None, finite: Collection[str] | bool = ()) -> Checkpoint:

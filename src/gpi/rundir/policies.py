@@ -101,9 +101,6 @@ def narrowed(run: Path, found: Found, seed: int, *, chose: bool) -> Found:
     return Found(policies, found.notes, "; ".join(lines))
 
 
-# --- the last -----------------------------------------------------------------------------------------------------
-
-
 def find_last(run: Path, paths: Mapping[int, Path]) -> Found:
     """Return the policies that a run's end wrote; if it has not finished, of each seed the policy of most steps."""
     ended = {seed: policy_file.load(path) for seed, path in paths.items()}
@@ -227,9 +224,6 @@ def about_of(found: Checkpoint, config: Facts, seed: int, p: int) -> Facts:
     return about
 
 
-# --- the best -----------------------------------------------------------------------------------------------------
-
-
 def find_best(run: Path, paths: Mapping[int, Path]) -> Found:
     """Return each seed's best policy by its evaluations in training."""
     found = {seed: policy_file.load(path) for seed, path in paths.items()}
@@ -271,9 +265,6 @@ def describe_best(run: Path, policies: dict[int, Policy]) -> str:
         f"best of {most} evaluations of {whose} in training, at {span(policies.values())} steps: "
         f"the mean that chose it ({means}) flatters it, new episodes do not"
     )
-
-
-# --- steps --------------------------------------------------------------------------------------------------------
 
 
 def steps_of(policy: Policy) -> int:

@@ -72,7 +72,7 @@ class Sides(NamedTuple):
         return Sides(*(x[places] for x in self))
 
 
-# --- quantities: NaN where they are not defined -------------------------------------------------------------------
+# Quantities are NaN where they are not defined.
 
 
 def share(counted: np.ndarray, among: np.ndarray) -> np.ndarray:
@@ -126,9 +126,6 @@ def sparse_among_largest(number: int, relative: bool, sides: Sides) -> np.ndarra
     first = np.argsort(-size, axis=-1, kind="stable")[..., :number]
     found = np.take_along_axis(np.broadcast_to(sides.sparsity >= SPARSE, size.shape), first, axis=-1).sum(axis=-1)
     return np.where(sides.learned.sum(axis=-1) >= number, found, np.nan)
-
-
-# --- the claims -----------------------------------------------------------------------------------------------------
 
 
 class Claim(NamedTuple):
@@ -221,9 +218,6 @@ def verdict(low: float, high: float, bar: float, strict: bool) -> str:
     return UNDECIDED
 
 
-# --- what data there are --------------------------------------------------------------------------------------------
-
-
 class Column(NamedTuple):
     """The arms of both sides, the tasks that all of them have, and what is missing."""
 
@@ -292,9 +286,6 @@ def lacking(enough: Mapping[str, set[str]], arms: Sequence[str], tasks: Sequence
     if rest and len(common) < fewest:
         words.append(f"{len(common)} of {fewest} tasks have {SEEDS} seeds of {STEPS:,} steps")
     return ", ".join(words) or f"{len(tasks)} of {fewest} tasks have every arm"
-
-
-# --- judging --------------------------------------------------------------------------------------------------------
 
 
 class OverTasks(NamedTuple):

@@ -124,9 +124,6 @@ def write_study(study: StudyDir) -> None:
     files.write(study.path / FILE, (json.dumps(about, indent=1) + "\n").encode())
 
 
-# --- more jobs ------------------------------------------------------------------------------------------------------
-
-
 def continued(known: StudyDir, wanted: Study) -> StudyDir:
     """Return a study that goes on as its file now says; raise UsageError if the file is of another study."""
     if wanted.name != known.name:
@@ -202,9 +199,6 @@ def new_blocks(have: Iterable[Job], config: Config) -> list[tuple[int, int]]:
         else:
             blocks.append((seed, 1))
     return blocks
-
-
-# --- what the files say about a job ---------------------------------------------------------------------------------
 
 
 def is_done(study: StudyDir, job: Job) -> bool:

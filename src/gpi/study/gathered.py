@@ -93,9 +93,6 @@ def seeds(job: Job) -> range:
     return range(job.config.seed, job.config.seed + job.config.seeds)
 
 
-# --- the study's own runs -------------------------------------------------------------------------------------------
-
-
 def own_results(study: StudyDir, *, unfinished: bool, quiet: bool, keep: bool) -> list[Placed]:
     """Return the results of a study's own runs, whose tasks have the names that the study gives them."""
     found = []
@@ -134,9 +131,6 @@ def finished(run: Path, cache: Path | None) -> list[Placed]:
             path.parent.mkdir(exist_ok=True)
             write_pack(path, [one.result for one in found])
     return found
-
-
-# --- merging --------------------------------------------------------------------------------------------------------
 
 
 class Merge(NamedTuple):

@@ -74,9 +74,6 @@ def strata_of_two(scores: Scores, others: Scores) -> tuple[list[np.ndarray], lis
     return pair
 
 
-# --- the bootstrap -------------------------------------------------------------------------------------------------
-
-
 def interval(
     statistic: Statistic,
     strata: Strata,

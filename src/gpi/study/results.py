@@ -126,9 +126,6 @@ def first_estimate(audit: Facts) -> str:
     return "lost" if audit.get("trust") == "keep" else "unknown"
 
 
-# --- packs --------------------------------------------------------------------------------------------------------
-
-
 def encode_pack(results: Sequence[Result], form: str = FORMAT) -> bytes:
     """Return results as the bytes of a pack: the same results give the same bytes."""
     arrays: dict[str, np.ndarray] = {}
@@ -215,9 +212,6 @@ def read_pack(path: Path) -> list[Result]:
         return parse_pack(files.read(path.parent, path.name, SIZE_LIMIT))
     except FileError as error:
         raise FileError(f"pack {path}: {error}") from error
-
-
-# --- results of several places --------------------------------------------------------------------------------------
 
 
 class Placed(NamedTuple):

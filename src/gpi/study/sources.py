@@ -47,9 +47,6 @@ def read_source(path: Path) -> list[Placed]:
     return [Placed(one, str(path)) for one in read_pack(path)]
 
 
-# --- run directories ------------------------------------------------------------------------------------------------
-
-
 def run_directories(tree: Path) -> Iterator[Path]:
     """Yield the run directories in a tree, sorted by name; links are not followed, nor is a run searched further."""
 
@@ -103,9 +100,6 @@ def has_updates(directory: Path) -> bool:
             return file.read(PIECE).count(b"\n") > 1
     except OSError:
         return False
-
-
-# --- archives -------------------------------------------------------------------------------------------------------
 
 
 class Bounded(io.RawIOBase):

@@ -91,9 +91,6 @@ def sparsity_of(
     return found
 
 
-# --- the file -------------------------------------------------------------------------------------------------------
-
-
 def encode(found: dict[str, RandomPolicy], samples: int = SAMPLES) -> bytes:
     """Return measurements as JSON; what is NaN becomes null."""
 

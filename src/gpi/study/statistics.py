@@ -35,7 +35,8 @@ SCALE = 1_000.0  # the largest return of the 28 tasks
 SPLITS_LIMIT = 200_000  # all splits of 10 and 10 seeds are 184,756
 RANDOM_SPLITS = 100_000
 
-# --- aggregates of tasks: `strata` is, for each task, an array [..., seeds] ------------------------------------------
+
+# Aggregates of tasks: `strata` is, for each task, an array [..., seeds].
 
 
 def mean(strata: Strata) -> np.ndarray:
@@ -136,9 +137,6 @@ def sign_test(k: int, n: int) -> float:
 def at_least(k: int, n: int, p: float) -> float:
     """Return the binomial probability of k or more in n."""
     return sum(math.comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in range(k, n + 1))
-
-
-# --- two arms, task by task -------------------------------------------------------------------------------------------
 
 
 class Difference(NamedTuple):

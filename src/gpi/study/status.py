@@ -124,9 +124,6 @@ def part_done(one: JobStatus) -> float:
     return min(1.0, one.steps / one.job.config.steps)
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
-
-
 class Seen(NamedTuple):
     """What the files of a run say."""
 

@@ -92,9 +92,6 @@ def paragraphs(texts: tuple[str, ...]) -> str:
     return "".join(f"<p>{escape(text)}</p>" for text in texts if text)
 
 
-# --- the side -----------------------------------------------------------------------------------------------------
-
-
 def contents(report: Report, sections: list[PlacedSection]) -> str:
     """Return the table of contents."""
 
@@ -140,9 +137,6 @@ def filter_of(key: str, title: str, values: tuple[str, ...]) -> str:
         f'<button type="button" data-set="none">none</button></span></legend>'
         f'<div class="options">{options}</div></fieldset>\n'
     )
-
-
-# --- the parts ----------------------------------------------------------------------------------------------------
 
 
 def section_of(placed: PlacedSection, drawing: Drawing) -> str:

@@ -114,9 +114,6 @@ def refuse_foreign(out: Path) -> None:
         raise UsageError(f"--out {out} holds other files, such as {files.shown(others[0])}; name a new directory")
 
 
-# --- which jobs -----------------------------------------------------------------------------------------------------
-
-
 def chosen(study: StudyDir, wanted: Study, options: Options) -> list[Job]:
     """Return the jobs of this runner: of the arms that its study has, in its shard, and that the pattern matches."""
     arms = {(job.task, made_by(job.config)) for job in wanted.jobs}  # an earlier version may have named them otherwise
@@ -139,9 +136,6 @@ def matching(jobs: Sequence[Job], pattern: str) -> list[Job]:
 def shard_of(jobs: Sequence[Job], shard: Shard) -> list[Job]:
     """Return a part of the jobs, the same on every machine: dealt out from the longest to the shortest."""
     return sorted(jobs, key=lambda job: (-core_seconds(job), job.name))[shard.number - 1 :: shard.of]
-
-
-# --- disk -----------------------------------------------------------------------------------------------------------
 
 
 def require_disk(study: StudyDir, jobs: Sequence[Job]) -> None:

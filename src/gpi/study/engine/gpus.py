@@ -73,9 +73,6 @@ def output(*command: str, text: str = "") -> str:
     return ""
 
 
-# --- MPS ------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def sharing() -> Iterator[str]:
     """Let processes share the GPU through MPS; yield a note for the user, empty if all is well.

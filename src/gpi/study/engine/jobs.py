@@ -43,9 +43,6 @@ class Outcome(NamedTuple):
     """Whether this end is one of the failures that `outcome` is told of next time; progress forgets them."""
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
 def command(study: StudyDir, job: Job, environments: Mapping[str, str]) -> list[str]:
     """Return the command that begins or continues a job, as a child of this process.
 
@@ -105,9 +102,6 @@ def start(study: StudyDir, job: Job, environments: Mapping[str, str], gpu: str =
             command(study, job, environments), env=environment(study.layout, gpu), stdin=subprocess.DEVNULL,
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-
-
-# --- its end --------------------------------------------------------------------------------------------------------
 
 
 def outcome(code: int, *, complete: bool, failures: int) -> Outcome:

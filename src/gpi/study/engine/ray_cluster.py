@@ -62,9 +62,6 @@ class Node(NamedTuple):
     gpus: float
 
 
-# --- connecting -----------------------------------------------------------------------------------------------------
-
-
 def imported() -> Any:
     """Return the module of Ray, or raise UsageError if it is not here or too old."""
     try:
@@ -188,9 +185,6 @@ def short_place() -> str:
     raise UsageError(f"{tempfile.gettempdir()} is too long a name for Ray's sockets; set TMPDIR to a short one")
 
 
-# --- who may reach it -----------------------------------------------------------------------------------------------
-
-
 def require_address(where: Where) -> None:
     """Raise UsageError unless an address can be used, answers, and is safe to use."""
     address = where.address
@@ -232,9 +226,6 @@ def require_token() -> None:
         raise UsageError(f"Ray's token {path} cannot be read: {error.strerror}; copy it from the head node") from None
     if mode & 0o077:
         raise UsageError(f"Ray's token {path} can be read by others (mode {mode:o}); run: chmod 600 {path}")
-
-
-# --- nodes ----------------------------------------------------------------------------------------------------------
 
 
 def nodes_of(ray: Any) -> list[Node]:

@@ -66,9 +66,6 @@ def decide(text: str) -> str:
         return json.dumps({"error": str(error)})
 
 
-# --- one job --------------------------------------------------------------------------------------------------------
-
-
 def run_job(text: str) -> str:
     """Begin or continue a job, and return how its process ended; exit code 4 if another process has it."""
     order = json.loads(text)
@@ -139,9 +136,6 @@ def complete(study: StudyDir, job: Job) -> bool:
         return is_done(study, job)
     except (GpiError, OSError):
         return False
-
-
-# --- fencing --------------------------------------------------------------------------------------------------------
 
 
 def claim(study: StudyDir, job: Job) -> Path:

@@ -65,9 +65,6 @@ def p_value(p: float) -> str:
     return f"{p:.4f}" if p >= 1e-4 else f"{p:.1e}"
 
 
-# --- controls -------------------------------------------------------------------------------------------------------
-
-
 def controls_section(material: Material) -> Section | None:
     """Return the controls against both sides; None where there are none."""
     pairs = controls_of(material)
@@ -83,9 +80,6 @@ def controls_section(material: Material) -> Section | None:
     )
     table = differences_table(material, pairs, "controls-by-task", "Controls task by task")
     return Section("controls", "Controls", text, (summary, table))
-
-
-# --- the reuse curve ------------------------------------------------------------------------------------------------
 
 
 def reuse_section(material: Material) -> Section | None:

@@ -85,9 +85,6 @@ def unasked(material: Material) -> int:
     return sum(run.key not in asked for run in material.results.runs) if material.jobs else 0
 
 
-# --- to repeat it ---------------------------------------------------------------------------------------------------
-
-
 def commands_of(material: Material) -> tuple[str, ...]:
     """Return the commands that make these results again: one for each arm and block of seeds."""
     lines: dict[str, list[str]] = {}

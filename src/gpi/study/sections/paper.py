@@ -72,9 +72,6 @@ def paper_section(material: Material) -> Section | None:
     return Section("paper", "Figures 2 to 4 and Table I", tuple(text), tuple(blocks))
 
 
-# --- which arms -----------------------------------------------------------------------------------------------------
-
-
 def views(material: Material) -> list[View]:
     """Return, for each choice of other settings, the best of the kappas there are, and one fixed kappa."""
     found = []
@@ -125,9 +122,6 @@ def view_of(
     used = [arm for pair in columns.values() for side in pair for arm in side]
     tasks = [task for task in material.results.tasks if all(task in material.finals[arm] for arm in used)]
     return View(title, name, columns, material.judged(tasks) if used else (), settings)
-
-
-# --- what is made of them -------------------------------------------------------------------------------------------
 
 
 def blocks_of(material: Material, view: View) -> list[Table | Chart]:

@@ -24,8 +24,6 @@ LOST = (
 )
 Row = tuple[str | int | float | None, ...]
 
-# --- learning curves ------------------------------------------------------------------------------------------------
-
 
 def curves_section(material: Material) -> Section:
     """Return the learning curves: a chart for each task, with every arm and every seed."""
@@ -61,9 +59,6 @@ def bands(returns: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray,
     spread = np.sqrt(squares / np.maximum(count - 1, 1))
     reach = np.array([reach_of(int(seeds)) for seeds in count]) * spread
     return mean, np.maximum(mean - reach, bounds[0]), np.minimum(mean + reach, bounds[1])
-
-
-# --- learned and lost -----------------------------------------------------------------------------------------------
 
 
 def lost_section(material: Material) -> Section:
