@@ -80,7 +80,7 @@ def test_a_run_of_this_process_keeps_the_function_that_made_its_environments(
     assert list(run.evaluate(episodes=2).returns) == [0, 1] and gpi.evaluate(run, episodes=2).mean
     assert capsys.readouterr().err == "", "it plays where it was trained"
     assert run == gpi.Run(run.dir) and gpi.Run(run.dir, envs_own.Walk).evaluate(episodes=1).mean
-    with pytest.raises(gpi.UsageError, match="never imported because a file says so"):
+    with pytest.raises(gpi.UsageError, match="never imports code named in a file"):
         gpi.Run(run.dir).evaluate()
     again = gpi.train("ppo", lambda: envs_own.Walk(), out=tmp_path / "r", steps=256, **ONE)
     more = gpi.resume(again, steps=600, quiet=True)

@@ -111,7 +111,7 @@ def test_abbreviations_work():
     ("tune x", "unknown command 'tune'; study is its name here; see `gpi --help`"),
     ("mixture --eps 3", "eps = 3 must be at most 2: TV distance is at most 1 and eps is twice its bound; use 0.2"),
     ("eval d --seed x", "argument --seed: 'x' must be a seed of the run, e.g. 0, or best; see `gpi eval --help`"),
-    ("train x y", "gpi train has no use for 'y'; see `gpi train --help`"),
+    ("train x y", "unexpected argument 'y' of gpi train; see `gpi train --help`"),
     ("train", "no task is named; name one, as in `gpi train cheetah-run`: `gpi tasks` lists them"),
     ("export d --format onx",
      "--format 'onx' must be one of numpy, onnx; the nearest is onnx; see `gpi export --help`"),

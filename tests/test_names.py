@@ -57,7 +57,7 @@ def test_no_file_names_code_to_import(walk: tuple[gpi.Run, Watch, Evaluate], tmp
         command = [sys.executable, "-m", "gpi.cli", *words]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result
-        assert "never imported because a file says so; name it: --env" in result.stderr
+        assert "never imports code named in a file; name it: --env" in result.stderr
     assert gpi.load(copy, 0)(np.zeros(2)).shape == (1,)
 
 
@@ -66,7 +66,7 @@ def test_functions_without_a_name_to_import_are_passed_again(tmp_path: Path):
     settings = {**TINY, "seeds": 1}
     run = gpi.train("ppo", lambda: envs_own.Walk(), out=tmp_path / "r", steps=256, **settings)
     for again in (lambda: gpi.resume(run.dir, steps=600), lambda: gpi.evaluate(run.dir)):
-        with pytest.raises(gpi.UsageError, match="is your own code and is never imported because a file says so"):
+        with pytest.raises(gpi.UsageError, match="is your own code; gpi never imports code named in a file"):
             again()
     with pytest.raises(gpi.UsageError, match="cannot be imported by its name; pass the function in Python"):
         gpi.evaluate(run, run.config["task"])

@@ -322,7 +322,7 @@ def test_best_is_chosen_by_name(judged: tuple[gpi.Run, Path], capsys: pytest.Cap
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"best of {len(rows) // 2} evaluations of each seed")
     assert cli.main(["eval", str(run), *options, "--seed", "best"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert f"the mean that chose it ({first}: {max(means[first]):.2f}) flatters it, new episodes do not" in last
+    assert f"chosen for its mean ({first}: {max(means[first]):.2f}), which is therefore too high" in last
     assert "the best of 2 seeds is not typical of the algorithm" in last
 
 

@@ -141,7 +141,7 @@ def test_own_environments_are_named_on_the_command_line_only(tmp_path: Path):
     line = r"mine\.toml:1: unknown task 'mine': it must be .* tasks or a Gymnasium id; .*, add --env mine=MODULE:ID$"
     with pytest.raises(UsageError, match=line):
         study_of(tmp_path, text)
-    with pytest.raises(UsageError, match=r"mine\.toml:1: 'os:system' is your own code .* --env mine=os:system"):
+    with pytest.raises(UsageError, match=r"mine\.toml:1: 'os:system' is your own code; .* --env mine=os:system"):
         study_of(tmp_path, GOOD.replace("cheetah-run", "os:system"))
 
 

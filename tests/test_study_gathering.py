@@ -47,7 +47,7 @@ def test_all_results_of_a_study_are_gathered_once(tmp_path: Path):
     assert [one.config for one in gathered(study.path)] == [jobs[0].config, jobs[2].config]
     assert covered(study) == {jobs[2].name}
     assert [one.config.task for one in gathered(tmp_path / "elsewhere")] == ["walker-run"], "a tree of runs will do"
-    with pytest.raises(UsageError, match="is no study's directory, and holds no runs"):
+    with pytest.raises(UsageError, match="is not a study directory, and holds no runs"):
         gathered(tmp_path / "nothing")
 
 
@@ -165,14 +165,14 @@ def test_a_run_that_is_being_extended_is_not_complete(tmp_path: Path):
 
 @pytest.mark.parametrize(("words", "line"), [
     (("pack", "a", "--out", "x.pt"), "--out x.pt must end in .safetensors"),
-    (("pack", "empty", "--out", "x.safetensors"), "empty is no study's directory, and holds no runs"),
+    (("pack", "empty", "--out", "x.safetensors"), "empty is not a study directory, and holds no runs"),
     (("pack", "begun", "--out", "x.safetensors"), "has no complete result; --all takes those that have not ended"),
     (("pack", "nothing", "--out", "x.safetensors"), "nothing does not exist"),
     (("merge", "d", "nothing"), "nothing does not exist"),
     (("merge", "d", "empty"), "empty holds no result"),
-    (("merge", "full", "a"), "full is no study's directory; name one, or a new one"),
+    (("merge", "full", "a"), "full is not a study directory; name one, or a new one"),
     (("merge", "d", "a", "--env", "x"), "--env x must be NAME=MODULE:ID"),
-    (("status", "empty"), "empty is no study's directory"),
+    (("status", "empty"), "empty is not a study directory"),
 ])  # fmt: skip
 def test_a_wrong_word_is_one_line(
     words: tuple[str, ...],

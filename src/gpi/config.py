@@ -105,8 +105,8 @@ class Config:
         "normaliser moves no policy, and proven losses are undone", "algorithm",
     )  # fmt: skip
     normaliser: str = setting(
-        "auto", "paper: each update of its statistics moves the policy; still: none does; auto: still under strict "
-        "and keep",
+        "auto", "paper: updating the statistics changes the policy; still: the networks are rescaled so that it does "
+        "not; auto: still under strict and keep",
         "algorithm",
     )  # fmt: skip
     return_range: tuple[float, ...] = setting(

@@ -119,7 +119,7 @@ def combined(file: Settings, typed: Mapping[str, object]) -> Config:
     if "task" not in typed and task is None:
         _no_task(file)
     if "task" not in typed and ":" in str(task):
-        rule = "which is your own code and is never imported because a file says so"
+        rule = "which is your own code; gpi never imports code named in a file"
         raise UsageError(
             f"{file.where('task')}: task = {files.shown(task)}, {rule}; type it: gpi train {task} --config ..."
         )

@@ -78,7 +78,7 @@ def look(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
         try:
             yield check()
         except Exception as error:  # a doctor that falls ill helps nobody
-            yield Finding(name, "note", f"could not be looked at: {type(error).__name__}: {one_line(str(error))}")
+            yield Finding(name, "note", f"check failed: {type(error).__name__}: {one_line(str(error))}")
 
 
 def lines_of(finding: Finding) -> list[str]:

@@ -75,10 +75,10 @@ EXIT_CODES = """exit codes:
   6  the environment broke its contract
   7  every seed diverged
   8  some jobs of a study were set aside: the last lines say why
-  9  the time of `gpi study run --for` is up, jobs are left: again
+  9  `gpi study run --for` ran out with jobs left: run it again
   129, 130, 143  hung up, interrupted or terminated, all saved:
      `gpi resume DIR` continues
-  141  nobody read the output to its end; training never ends like this
+  141  the output pipe was closed early, as by `head`; never for training
 """
 
 

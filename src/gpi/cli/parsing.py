@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         """Return what to say about an argument that this command does not have."""
         name = word.partition("=")[0]
         if not name.startswith("-"):
-            return f"{self.prog} has no use for {word!r}"
+            return f"unexpected argument {word!r} of {self.prog}"
         if name.replace("_", "-") in self.hints:
             return self.hints[name.replace("_", "-")]
         known = {action.dest: str(action.metavar) for action in self._get_positional_actions()}

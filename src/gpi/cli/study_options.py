@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gpi.cli.parsing import Parser
 
 STUDY = "a .toml file, or one that is built in"
-OWN = "a name for an environment of yours, to use in the file's tasks; may be repeated"
+OWN = "a name for your own environment, to use in the file's tasks; may be repeated"
 
 
 def add_definition(action: Parser, nargs: Literal["?"] | None = None) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
 
 SUFFIX = ".safetensors"
-OWN = "the name that a study has for an environment of yours, of which runs have the code; may be repeated"
+OWN = "the study's name for your own environment, which runs record as module:id; may be repeated"
 
 
 def add_pack(actions: Verbs) -> None:

@@ -12,7 +12,7 @@ from gpi.cli.study_options import named
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
 
-OWN = "an environment of yours that tasks of the study are, so that its random policy may be measured; may be repeated"
+OWN = "the module of your own environment that the study uses, to measure its random policy; may be repeated"
 
 
 def add_report(actions: Verbs) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Run the jobs of a study, as many side by side as this machine has room for, until all are done.
 
-Whatever ends it, the same command goes on. Several may share a directory: each takes jobs that no other has. What a \
-job gets of a machine is decided when the study begins, and stays.
+If interrupted, run the same command to continue. Several may share a directory: each takes jobs that no other has. \
+What a job gets of a machine is fixed when the study starts.
 """
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -72,7 +72,7 @@ def add_train(verbs: Verbs) -> None:
     groups["run"].add_argument("--out", type=Path, metavar="DIR", help="run directory (default: a new one in runs/)")
     groups["run"].add_argument(
         "--config", type=Path, metavar="FILE",
-        help="settings from a .toml file, or from a run directory to repeat it; what is typed here beats them",
+        help="settings from a .toml file, or from a run directory to repeat it; typed options override it",
     )  # fmt: skip
     groups["algorithm"].add_argument(
         "--preset", default=argparse.SUPPRESS, metavar=f"{{{','.join(PRESETS)}}}", help="paper: the paper's value of "

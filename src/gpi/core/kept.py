@@ -13,7 +13,7 @@ from gpi.core.iteration import State
 from gpi.core.normaliser import Normaliser
 from gpi.core.solvers import Tree
 
-NOTHING = 0  # the source of the kept policy: as before; 1 + level, that level's draw; after all levels, pi_k
+NOTHING = 0  # where the kept policy comes from: 0, it stays; 1 + level, that level's draw; above all levels, pi_k
 
 
 class Snapshot(NamedTuple):

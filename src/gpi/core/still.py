@@ -30,8 +30,8 @@ SHORTEST = 1.0 / 64.0  # part of the way to the statistics of all that was seen,
 def change_of(old: Normaliser, new: Normaliser) -> Change:
     """Return how what the networks read and predict changes with the statistics in force.
 
-    Limited to what clipping let through: only data of which some were clipped, or the first that vary at all, change
-    the statistics by more, and following those could leave weights too large to be unlearned.
+    Bounded by the clip range: larger jumps occur only where data were clipped, or where a constant observation first
+    varies, and following those could leave weights too large to be unlearned.
     """
     before, after = old.in_force, new.in_force
     shift = jnp.clip((after.centre - before.centre) / before.scale, -CLIP, CLIP)
@@ -47,8 +47,8 @@ def inverse(change: Change) -> Change:
 def carried(adam: Adam[Tree], change: Change, gain: Float[Array, ""]) -> Adam[Tree]:
     """Return parameters and moments of Adam in the units of the new statistics, where the objective is `gain` times it.
 
-    A gradient transforms by the derivative of the way back. Its squares do so twice, as far as they are known: of how
-    it varies together with the gradient of the bias, which a shift mixes in, Adam keeps nothing.
+    First moments transform by the vjp of the inverse change, second moments by applying it twice. A shift also mixes in
+    the covariance of the gradients of kernel and bias, which Adam does not track.
     """
     old = adam.params
     if not isinstance(old, Convertible):

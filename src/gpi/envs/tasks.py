@@ -108,7 +108,7 @@ def name_of(make: Make) -> str:
 def ask_for_name(source: object, name: str) -> str:
     """Return the line that asks the user to name their own environment, in which a run or policy was trained."""
     how = "env=... in Python" if "<" in name or name.startswith("__main__:") else f"--env {name}, or env=... in Python"
-    why = "is your own code and is never imported because a file says so"
+    why = "is your own code; gpi never imports code named in a file"
     return f"{source} was trained in {name}, which {why}; name it: {how}"
 
 

@@ -134,7 +134,7 @@ def window(bins: np.ndarray) -> Window:
 
 
 def course_at(curve: np.ndarray, steps: int, scale: Scale | None, size: int = BIN) -> Course:
-    """Return what a seed learned and lost in so many steps; a last bin that they hardly reach into has no say."""
+    """Return what a seed learned and lost in the first `steps` steps; a last bin less than half covered is ignored."""
     return course(curve[: max(1, min(len(curve), round(steps / size)))], scale, size)
 
 

@@ -1,4 +1,4 @@
-"""The policies of a run at any time: those of its end, of its newest checkpoint while there is no end, or the best.
+"""The policies of a run at any time: the final ones, else those of the newest checkpoint, or the best evaluated.
 
 A checkpoint is read without the run's lock, and without starting JAX.
 """
@@ -263,7 +263,7 @@ def describe_best(run: Path, policies: dict[int, Policy]) -> str:
     whose = f"seed {next(iter(policies))}" if len(policies) == 1 else "each seed"
     return (
         f"best of {most} evaluations of {whose} in training, at {span(policies.values())} steps: "
-        f"the mean that chose it ({means}) flatters it, new episodes do not"
+        f"chosen for its mean ({means}), which is therefore too high; `gpi eval` plays new episodes"
     )
 
 

@@ -46,7 +46,7 @@ PAIRS = {"PPO": ("ppo", "geppo"), "TRPO": ("trpo", "getrpo"), "VMPO": ("vmpo", "
 BEST = "Best"
 KAPPAS = ("0", "0.5", "1")
 SEEDS, STEPS = 5, 1_000_000
-"""What a result must have to count for a claim: so many seeds or more; the caller leaves out runs of other lengths."""
+"""The fewest seeds, and the steps, of a result that counts for a claim; the caller leaves out runs of other lengths."""
 FEWEST_TASKS = 10  # of a reading of other data than the paper's
 SPARSE = 0.99
 SLACK = 1e-9

@@ -162,7 +162,7 @@ def tasks_of(document: Document, environments: Mapping[str, str], notes: list[st
     found: dict[str, None] = {}
     for place, name in enumerate(listed):
         if ":" in name:
-            rule = "is your own code and is never imported because a file says so"
+            rule = "is your own code; gpi never imports code named in a file"
             remedy = f'give it a name: --env mine={name}, and tasks = ["mine"]'
             raise UsageError(f"{document.where('tasks', place)}: {shown(name)} {rule}; {remedy}")
         for task in TASK_GROUPS.get(name, (dmc.short_name(name),)):

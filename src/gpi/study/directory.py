@@ -85,7 +85,7 @@ class Failure(NamedTuple):
 def open_study(path: Path) -> StudyDir:
     """Read the directory of a study; names of the user's own environments stay names, no code is imported."""
     if not (path / FILE).exists():
-        raise UsageError(f"{path} is no study's directory; begin one with `gpi study run STUDY --out {path}`")
+        raise UsageError(f"{path} is not a study directory; begin one with `gpi study run STUDY --out {path}`")
     try:
         about = files.parse_json(files.read(path, FILE, files.JSON_LIMIT), FILE)
     except FileError as error:

@@ -45,7 +45,7 @@ def placed(directory: Path, *, unfinished: bool = False, quiet: bool = True, kee
     if study is None and not (directory / PACKS).is_dir():
         runs = list(run_directories(directory)) if directory.is_dir() else []
         if not runs:
-            raise UsageError(f"{directory} is no study's directory, and holds no runs; name another")
+            raise UsageError(f"{directory} is not a study directory, and holds no runs; name another")
         some = in_tree(runs, quiet=quiet)
         return [one for one in some if one.result.complete or unfinished]
     packs = [one for one in packed(directory) if one.result.complete or unfinished]
@@ -176,7 +176,7 @@ def require_mergeable(directory: Path, study: StudyDir | None) -> None:
     if study or not directory.exists() or (directory / PACKS).is_dir():
         return
     if not directory.is_dir() or any(directory.iterdir()):
-        raise UsageError(f"{directory} is no study's directory; name one, or a new one to gather results in")
+        raise UsageError(f"{directory} is not a study directory; name one, or a new one to gather results in")
 
 
 def called(result: Result, task: str | None) -> Result:

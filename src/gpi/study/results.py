@@ -78,7 +78,7 @@ class Result:
 
 
 def key_of(config: Config) -> str:
-    """Return what runs have in common that differ in nothing but their seeds, steps and machine."""
+    """Return the identity of an arm on a task: every setting except seeds, steps and machine."""
     settings = {name: x for name, x in dataclasses.asdict(config).items() if name not in NOT_OF_ARM}
     if not config.reuses:
         del settings["kappa"]

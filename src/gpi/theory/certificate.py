@@ -11,8 +11,8 @@ the mu_t. Hence, for all n at once,
 
     mu >= (exp(mean of log(1 + c X_t) - log(1/a)/n) - 1) / c,
 
-and the same for 1 - X_t bounds mu from above. The best of several c is taken, and windows begin again and again: each
-c, side, level and window has its own share a of alpha.
+and the same for 1 - X_t bounds mu from above. The best of several c is taken, and windows restart for ever: a union
+bound gives each (c, side, level, window) a share a of alpha.
 """
 
 from typing import NamedTuple

@@ -305,7 +305,7 @@ class Session:
         except DiskError as error:
             self.progress.say(f"warning: {error}")
         except ImportError as error:
-            again = f"`gpi plot {self.directory}` draws it once that is mended"
+            again = f"`gpi plot {self.directory}` draws it once that is fixed"
             self.progress.say(f"warning: {CURVE} is not drawn: {error}; {again}")
 
 

@@ -119,7 +119,7 @@ def check_environment(job: Job, progress: Progress) -> None:
 
 
 def require_named(directory: Path, config: Config, env: str, make: Make | None) -> None:
-    """Raise unless the user names their own code again: it is never imported because a file says so."""
+    """Raise unless the user names their own code again: gpi never imports code named in a file."""
     own = tasks.find(config.task, config.backend, make if ":" in config.task else None).own
     if (env and env != config.task) or (make is not None and not own):
         other = env or tasks.name_of(make) if make else env

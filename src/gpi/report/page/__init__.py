@@ -116,8 +116,8 @@ def filters(facets: Facets) -> str:
 <fieldset class="chips"><legend>Draw</legend><div class="options">
 <label><input type="checkbox" checked data-show="seeds"><span>seeds</span></label>
 <label><input type="checkbox" checked data-show="bands"><span>intervals</span></label></div></fieldset>
-<p class="hint">Filters hide rows, lines and charts; nothing is computed anew, so what is said of all tasks stays
-said of all tasks. The address of this page keeps them.</p></div></details></form>"""
+<p class="hint">Filters only hide rows, lines and charts; statistics are not recomputed. The address of this page
+keeps them.</p></div></details></form>"""
 
 
 def filter_of(key: str, title: str, values: tuple[str, ...]) -> str:

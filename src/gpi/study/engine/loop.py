@@ -1,6 +1,6 @@
 """The local engine: runs the jobs of a study as processes of this machine, side by side, until all are done.
 
-What it knows of a job is what the study's directory says. Durations are by a clock that nobody can set.
+Job state is read from the study's directory only. Durations use the monotonic clock.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Engine:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Let jobs that still run save and end: after an error of ours, as otherwise there are none."""
+        """Let jobs that an internal error left running save and end."""
         for one in self.running:
             one.process.terminate()
         for one in self.running:

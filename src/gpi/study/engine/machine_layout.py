@@ -1,4 +1,4 @@
-"""What each job of a study gets of a machine: decided when the study begins, and given by every machine or not at all.
+"""Resources of each job, fixed when the study starts; a machine that cannot provide them runs none.
 
 Measured: on CPUs, as many jobs as cores with one core each simulate and learn more in all than fewer jobs with more
 cores, because no thread waits for another. With a GPU likewise (16 cores and an H200: 338,000 steps a second with 16

@@ -29,10 +29,10 @@ class Waiting:
     elsewhere: bool = False
     """Whether another runner had it when this one last tried."""
     failures: int = 0
-    """Ends that counted, since it last got further than ever."""
+    """Failures since it last made progress."""
     attempts: int = 0
     noted: int = 0
-    """Attempts that its file of failure had when this runner began; 0 if it had none."""
+    """Attempts recorded in its file of failure when this runner began; 0 if it had none."""
     busy: int = 0
     """How often in a row its run directory was in use."""
 

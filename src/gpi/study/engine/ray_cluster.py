@@ -118,7 +118,7 @@ def other_cluster(where: Where) -> Iterator[Any]:
     with variables({**QUIET, **(ALONE if is_loopback(where.address) else {})}):
         ray = imported()
         with ended(ray):
-            connect(ray, f"--address {where.address} is of no use", address=where.address)
+            connect(ray, f"cannot use --address {where.address}", address=where.address)
             yield ray
 
 
