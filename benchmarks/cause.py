@@ -1,4 +1,4 @@
-"""Why policies were lost (docs/guarantee.md): how much of a run's advantages is true?
+"""Why policies were lost (docs/measurements.md): how much of a run's advantages is true?
 
     python benchmarks/cause.py cartpole-balance_sparse --seeds 5 --steps 600000 --frozen-from 250000
     python benchmarks/cause.py cartpole-swingup --seeds 2 --steps 400000

@@ -1,4 +1,4 @@
-"""Does a shrinking deviation break a policy that has mastered its task? (docs/guarantee.md)
+"""Does a shrinking deviation break a policy that has mastered its task? (docs/measurements.md)
 
     python benchmarks/gain.py cartpole-balance_sparse cartpole-balance --seeds 5 --steps 600000
     python benchmarks/gain.py --table
@@ -63,7 +63,7 @@ def measure(task: str, seeds: int, steps: int) -> None:
 
 
 def table() -> None:
-    """Print what was measured, as docs/guarantee.md has it."""
+    """Print what was measured, as docs/measurements.md has it."""
     rows = [json.loads(line) for line in RECORD.read_text().splitlines()]
     factors = [f"÷ {factor:g}" for factor in FACTORS]
     print(f"| task | seed | best after | {' | '.join(factors)} | shrunk | statistics of the end | policy of the end |")

@@ -1,4 +1,4 @@
-"""The tables of docs/guarantee.md: six algorithms under every trust mode on four tasks, 300k steps, 3 seeds.
+"""The tables of docs/measurements.md: six algorithms under every trust mode on four tasks, 300k steps, 3 seeds.
 
     python benchmarks/guarantee.py                    # run what is missing, one run per core, then print the tables
     python benchmarks/guarantee.py --table            # print the tables of benchmarks/guarantee.jsonl

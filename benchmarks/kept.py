@@ -1,4 +1,4 @@
-"""Whether `--trust keep` keeps what was learned (docs/guarantee.md): the table and the figure, from studies or packs.
+"""Whether `--trust keep` keeps what was learned (docs/keeping.md): the table and the figure, from studies or packs.
 
     gpi study run benchmarks/kept/keep8.toml --out keep8     # 8 tasks, 3 rules, 10 seeds, 1M steps
     python benchmarks/kept.py keep8 benchmarks/study/kappa1.safetensors --figure docs/img/kept.png

@@ -1,4 +1,4 @@
-"""What losses look like (docs/guarantee.md, "Why policies were lost"), and the figure and tables of that section.
+"""What losses look like (docs/measurements.md, "Why policies were lost"), and the figure and tables of that section.
 
     python benchmarks/losses.py count STUDY            # a folder of run directories TASK/ARM; rewrites its lines
     python benchmarks/losses.py table

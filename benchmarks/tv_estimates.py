@@ -1,4 +1,4 @@
-"""The table of docs/guarantee.md: how far a policy fitted to its samples may go before each estimate of TV says 0.1.
+"""The table of docs/measurements.md: how far a policy fitted to its samples may go before each estimate of TV says 0.1.
 
     python benchmarks/tv_estimates.py                 # about 35 seconds of CPU
 

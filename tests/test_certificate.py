@@ -212,7 +212,7 @@ def test_noisy_returns_certify_little():
 
 
 def test_the_numbers_of_episodes_in_the_documentation_are_those_of_the_functions():
-    page = (Path(__file__).parents[1] / "docs" / "guarantee.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "keeping.md").read_text()
     returns = {
         "always 1,000": ([1.0], [1.0]), "always 500": ([0.5], [1.0]), "100 or 900, evenly": ([0.1, 0.9], [0.5, 0.5]),
         "0 or 1,000, evenly": ([0.0, 1.0], [0.5, 0.5]), "always 300": ([0.3], [1.0]),

@@ -123,7 +123,7 @@ def test_a_second_fall_soon_after_the_first_is_undone_too():
     """It comes five episodes after going back, before the restored policy can certify anything."""
     first, second, *more = undone_by(lambda times, since: 0.4 if since > (500, 5, 10**6)[times] else 1.0)
     assert 500 < first < second < first + 40 and not more
-    page = (Path(__file__).parents[1] / "docs" / "guarantee.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "keeping.md").read_text()
     times = undone_by(lambda times, since: 0.4 if since > (5 if times else 500) else 1.0)
     assert len(times) == 4 and f"is brought back four times in {times[-1] - 500} episodes" in page
 
@@ -135,7 +135,7 @@ def test_a_poor_draw_is_no_trap():
 
 
 def test_a_fall_is_seen_as_soon_as_the_documentation_says():
-    page = (Path(__file__).parents[1] / "docs" / "guarantee.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "keeping.md").read_text()
     after = [falls_of(np.repeat([1.0, low], [500, 300])) for low in (0.9, 0.97, 0.985)]
     assert after[2] == []
     soon, later = (falls[0][0] - 500 for falls in after[:2])

@@ -3,7 +3,7 @@
 With the paper's normaliser, policy and value are other functions of the raw observations after every update of the
 statistics, which no ratio sees. With a still one the first layer takes the change back, the samples of prior policies
 are kept raw and normalised anew with the statistics in force, and the value keeps its meaning when the scale of rewards
-changes.
+changes. Rescaling that preserves outputs is Pop-Art's (van Hasselt et al. 2016), here for inputs as well as values.
 """
 
 from __future__ import annotations
