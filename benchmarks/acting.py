@@ -1,4 +1,4 @@
-"""Is eq (11) true of the policies that act? Measured on fresh episodes, which no update has seen (docs/measurements.md).
+"""Is eq (11) true of the policies that act? On fresh episodes, which no update has seen (docs/measurements.md).
 
     python benchmarks/acting.py cheetah-run --algorithm geppo --trust strict --steps 300000 --seeds 2
     python benchmarks/acting.py --table
