@@ -290,7 +290,7 @@ def test_what_cannot_be_judged_as_lost_is_said():
                           "Not judged: 2 seeds, as the random policy is not known.")  # fmt: skip
     assert not found.blocks
     known = report_of(runs, random={"Unknown-v0": RandomPolicy(1.0, 350.0, 100.0, 9)})
-    assert section(known, "lost").text[0] == "0 seeds of 2 lost what they had learned."
+    assert section(known, "lost").text[0] == "0 seeds of 2 that can be judged lost what they had learned."
     assert table(known, "lost")["learned"] == [1], "above the random policy by more than its spread"
 
 

@@ -29,8 +29,8 @@ NO_LEARNING = (
 )
 INTERVALS = "Intervals are of 95 %, over seeds within tasks, corrected for few seeds (see coverage)."
 STUDENT = (
-    "Intervals of one arm on one task are Student's, of a difference Welch's, of 95 %; they end where returns of the "
-    "suite do, at 0 and 1,000."
+    "Intervals of one arm on one task are Student's, of a difference Welch's, of 95 %; on the suite they end where "
+    "returns do, at 0 and 1,000."
 )
 BEST_OF = (
     "The best arm of each side is chosen by its outcome: with equal arms and five seeds the best of three lies 0.38, "
