@@ -245,7 +245,7 @@ def test_a_frozen_seed_is_announced_when_it_freezes(tmp_path: Path, capsys: pyte
     assert "2,000 steps each\n" in repr(run), "the frozen seed has fewer, and the run is finished all the same"
     printed = capsys.readouterr().out.splitlines()
     said = [i for i, line in enumerate(printed) if "warning: frozen at its last good state: seed" in line]
-    assert len(said) == 1 and printed[said[0]].endswith("; the others go on")
+    assert len(said) == 1 and printed[said[0]].endswith("; the others continue")
     assert said[0] < len(printed) - 2, "before the end of the run"
 
 

@@ -20,7 +20,7 @@ from gpi.rundir.run import open_run
 
 
 class Settings(TypedDict, total=False):
-    """The fields of `Config` as editors and type checkers know them; `task` and `algorithm` have names of their own."""
+    """The fields of `Config` as editors and type checkers know them; `task` and `algorithm` are separate arguments."""
 
     preset: Literal["paper"]
     seeds: int
@@ -71,8 +71,8 @@ def train(
         callbacks: Functions that see a `gpi.callbacks.Report` after every iteration; one that returns True ends the
             run.
         tensorboard: Write TensorBoard events into the run directory.
-        settings: Fields of `Config`; `preset="paper"` gives those that are left out the paper's values, whatever the
-            defaults are.
+        settings: Fields of `Config`; `preset="paper"` gives those that are left out the paper's values instead of the
+            defaults.
     """
     from gpi.training import train as training  # it needs all of gpi
 

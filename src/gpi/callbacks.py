@@ -115,7 +115,7 @@ class PrintEvery:
         """Print, if it is time."""
         if report.iteration % self.iterations == 0:
             returns = ", ".join(f"{seed}: {x:.1f}" for seed, x in zip(report.seeds, report.returns, strict=True))
-            with suppress(BrokenPipeError):  # nobody reads it any more: no reason to end the run
+            with suppress(BrokenPipeError):  # the reader has left: no reason to end the run
                 self.show(f"{report.steps:,} steps, return by seed {returns}")
 
 

@@ -153,7 +153,7 @@ class Config:
 
 
 def validate(config: Config) -> None:
-    """Raise if a setting breaks its rule, whatever the task."""
+    """Raise if a setting breaks a rule that holds for every task."""
     if config.algorithm not in ALGORITHMS:
         remedy = f"try {nearest(config.algorithm, ALGORITHMS) or 'geppo'!r}"
         raise UsageError(f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; {remedy}")
@@ -196,7 +196,7 @@ def decided(config: Config) -> Config:
 
 
 def unpromised(config: Config) -> list[str]:
-    """Return a line for a setting under which a mode does not promise what it is there for."""
+    """Return a line for each setting under which a mode cannot give its guarantee."""
     if config.trust != "strict" or config.normaliser != "paper":
         return []
     return ["normaliser = paper moves the policy after each update, which trust = strict does not see: eq (11) of the "

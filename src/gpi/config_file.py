@@ -114,7 +114,7 @@ def meant(name: str, near: str | None) -> str:
 
 
 def combined(file: Settings, typed: Mapping[str, object]) -> Config:
-    """Return the settings of a run: what is typed beats the file, which beats a preset, which beats the defaults."""
+    """Return the settings of a run: typed ones beat the file, which beats a preset, which beats the defaults."""
     task = file.values.get("task")
     if "task" not in typed and task is None:
         _no_task(file)

@@ -1,7 +1,6 @@
-"""What `gpi doctor` looks at: the machine and the packages, tried where that is possible, each with its remedy.
+"""The checks of `gpi doctor`: the machine and the packages, tried where that is possible, each with its remedy.
 
-Whatever may crash or hang (JAX on a broken CUDA, a simulator, OpenGL) is tried in a process of its own, with a time
-limit.
+A check that may crash or hang (JAX on a broken CUDA, a simulator, OpenGL) runs in a separate process with a time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from gpi.training.devices import compilation_cache
 State = Literal["ok", "note", "problem"]
 PATIENCE = 120.0  # seconds for JAX or a simulator to start, on a slow and busy machine
 GIB = 2**30
-RAISED = re.compile(r"[\w.]*(?:Error|Exception|Fault|Exit|Interrupt): ")  # where a traceback says what was raised
+RAISED = re.compile(r"[\w.]*(?:Error|Exception|Fault|Exit|Interrupt): ")  # where a traceback names its exception
 USE_JAX = """
 import json, jax
 jax.numpy.ones(2).sum().block_until_ready()
@@ -52,7 +51,7 @@ assert frame.std() > 0, "the picture is empty"
 
 
 class Finding(NamedTuple):
-    """What was found about one thing; where it is not ok, the remedy is a command."""
+    """The result of one check; where it is not ok, the remedy is a command."""
 
     name: str
     state: State
@@ -77,7 +76,7 @@ def look(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
     for name, check in checks.items():
         try:
             yield check()
-        except Exception as error:  # a doctor that falls ill helps nobody
+        except Exception as error:  # a check that fails must not stop the others
             yield Finding(name, "note", f"check failed: {type(error).__name__}: {one_line(str(error))}")
 
 
@@ -216,14 +215,14 @@ class Tried(NamedTuple):
 
 
 def attempt(program: str, timeout: float = PATIENCE, **environment: str) -> Tried:
-    """Run a Python program in a process of its own; whatever happens to it is an answer."""
+    """Run a Python program in a separate process; every outcome is an answer, even a crash."""
     paths = [os.path.abspath(path) for path in sys.path if path and os.path.abspath(path) != os.getcwd()]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_TRACEBACK_FILTERING": "off", **environment}
     return run([sys.executable, "-P", "-c", program], timeout, variables)
 
 
 def run(command: Sequence[str], timeout: float, variables: dict[str, str] | None = None) -> Tried:
-    """Run a command with a time limit, in a directory of its own: MuJoCo leaves its log where it runs."""
+    """Run a command with a time limit, in a temporary directory: MuJoCo leaves its log where it runs."""
     with tempfile.TemporaryDirectory(prefix="gpi-") as directory:
         try:
             done = subprocess.run(

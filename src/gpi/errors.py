@@ -13,7 +13,7 @@ REMEDIES = {
     errno.EIO: "free space on that disk and look whether it is sound", errno.EFBIG: "raise the limit: ulimit -f",
     errno.EROFS: "that disk is read-only; name another place",
     errno.EISDIR: "name a file", errno.ENOTDIR: "a part of that path is a file; name another place",
-    errno.ENAMETOOLONG: "use a shorter name", errno.ELOOP: "it is a symbolic link; name what it points to",
+    errno.ENAMETOOLONG: "use a shorter name", errno.ELOOP: "it is a symbolic link; name its target",
     errno.ENOENT: "make the directory first, or name another place",
     errno.EMFILE: "close other files, or raise the limit: ulimit -n",
 }  # fmt: skip
@@ -63,7 +63,7 @@ class DivergedError(GpiError):
 
 
 def disk_error(path: Path | str, error: OSError, kept: str = "") -> DiskError:
-    """Return the error of a file that cannot be written; `kept` says what is still there."""
+    """Return the error of a file that cannot be written; `kept` describes the data that remain."""
     remedy = REMEDIES.get(error.errno or 0, "name another place")
     if error.errno in DENIED:
         barred = os.path.lexists(path) and not os.access(path, os.W_OK)
@@ -82,7 +82,7 @@ def read_error(path: Path | str, error: OSError) -> FileError | UsageError:
 
 
 def unexpected(error: OSError) -> GpiError | None:
-    """Return what to say about an error of the operating system that nobody expected, or None for a bug in gpi."""
+    """Return the error to report for an unexpected one of the operating system, or None for a bug in gpi."""
     if error.errno not in (*FULL, *DENIED, *REMEDIES) or error.errno == errno.ENOENT:
         return None
     path = error.filename2 or error.filename

@@ -216,7 +216,7 @@ def require_fit(policy: Policy, spec: Spec) -> None:
         if own != other:
             raise UsageError(
                 f"action {j} of the policy lies in [{own[0]:g}, {own[1]:g}], that of {spec.id} in [{other[0]:g}, "
-                f"{other[1]:g}], where it would not do what it learned; name the environment it was trained in"
+                f"{other[1]:g}], where it would not act as trained; name the environment it was trained in"
             )
 
 

@@ -30,7 +30,7 @@ REFUSED = "nothing was kept; keep the source and report this"
 
 
 class Exported(NamedTuple):
-    """The result of an export: what was written, and how far it differs from the original."""
+    """The result of an export: the files written, and how far they differ from the original."""
 
     files: tuple[Path, ...]
     worst: float
@@ -119,7 +119,7 @@ def withdraw(content: dict[Path, bytes], made: list[Path]) -> None:
 
 
 def encode_numpy(policy: Policy) -> dict[str, bytes]:
-    """Write the files of the NumPy form; the description comes last, and without it there is no policy."""
+    """Return the files of the NumPy form; the description comes last, and no policy loads without it."""
     arrays = policy.arrays()
     data = files.encode(arrays)
     described = policy.describe() | {

@@ -222,7 +222,7 @@ def _depth(value: object) -> int:
 
 
 def seal(content: Facts, encode: Callable[[Facts], bytes]) -> bytes:
-    """Write content that ends with the hash of its own bytes, as `encode` writes them: no other bytes mean the same.
+    """Return content as `encode` writes it, with the hash of its bytes at the end: no other bytes mean the same.
 
     To verify, remove `sha256` from the content read, seal the rest again, and compare the bytes.
     """
@@ -276,7 +276,7 @@ def read(parent: int | Path, name: str, limit: int) -> bytes:
 
 
 def temporary(name: str) -> str:
-    """Return a temporary name for `name`, which readers ignore and nobody can guess."""
+    """Return an unguessable temporary name for `name`, which readers ignore."""
     return f".{name}-{os.urandom(4).hex()}.tmp"
 
 
@@ -302,7 +302,7 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: whatever happens, it holds its old bytes or the new ones."""
+    """Replace a file as a whole: even after a crash, it holds its old bytes or the new ones."""
     temp = temporary(path.name)
     try:
         with directory(path.parent) as parent:

@@ -98,7 +98,7 @@ def parse(data: bytes) -> Policy:
     if about.pop("format", None) != FORMAT or not is_valid_description(about):
         raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(text)})")
     if data != encode(arrays, text):
-        raise FileError("damaged (expected the hash of its own content, found another)")
+        raise FileError("damaged (expected the hash of its content, found another)")
     return assemble(arrays, about)
 
 

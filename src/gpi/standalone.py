@@ -241,7 +241,7 @@ def sha256(data: bytes) -> str:
 
 
 def canonical(content: Facts) -> bytes:
-    """Return JSON in one form, whatever the spaces and the order of keys in a file."""
+    """Return JSON in one form, for any spaces and any order of keys in a file."""
     return json.dumps(content, sort_keys=True).encode()
 
 

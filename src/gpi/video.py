@@ -194,7 +194,7 @@ def _mp4(out: Path) -> FilmWriter:
 def _encode(command: list[str], frames: Iterator[np.ndarray], out: Path) -> None:
     """Pass each frame to ffmpeg as it comes.
 
-    `imageio_ffmpeg.write_frames` does the same, but keeps neither ffmpeg's exit code nor what it prints: a disk that is
+    `imageio_ffmpeg.write_frames` does the same, but keeps neither ffmpeg's exit code nor its output: a disk that is
     full at the end of a film would go unnoticed.
     """
     with tempfile.TemporaryFile() as said:

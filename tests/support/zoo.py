@@ -91,7 +91,7 @@ class ConstructorRaises(Sound):
         raise FileNotFoundError("no level 3")
 
 
-@faulty("making it raised ImportError", "install what it needs")
+@faulty("making it raised ImportError", "install its dependencies")
 class ConstructorLacksLibrary(Sound):
     def __init__(self):
         raise ImportError("libphysics.so is missing")

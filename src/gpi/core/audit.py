@@ -121,7 +121,7 @@ def audit(
 ) -> Audit:  # fmt: skip
     """Measure every bound of one update; `done` ends episodes, `scale` turns normalised rewards into raw ones."""
     logp = log_pi(theta, s.obs, s.action)
-    moved = m.fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
+    moved = m.fraction > 0.0  # a policy that was kept is at distance zero, despite rounding
     penalty, gain = objectives.bounded_penalty(logp, s), objectives.gains(logp, s)
     closed = jnp.where(moved, closed_tv(theta_k, theta, s), 0.0)
     # (rho - ratio)+ has the tail of rho, a few times in a thousand updates; the distance is never above `closed`.

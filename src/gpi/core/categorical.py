@@ -80,7 +80,7 @@ class CategoricalTheta(NamedTuple):
         return np.argmax(out + noise, axis=-1).astype(np.int32)
 
     def at_floor(self) -> bool:
-        """Return False: there is no floor."""
+        """Return False: a categorical distribution has no floor."""
         return False
 
     def deployed(self) -> dict[str, np.ndarray]:

@@ -140,7 +140,7 @@ def guarded(iterate: Audited) -> Learn:
             "ratio": faults.finite(sample.rho),
             "advantage": faults.finite((sample.adv, sample.target)),
             "gradient": faults.finite(agent) & gradient_finite,
-            "normaliser": faults.finite((new.normaliser, new.agent)),  # what is carried over is part of its update
+            "normaliser": faults.finite((new.normaliser, new.agent)),  # networks carried over are part of its update
         })  # fmt: skip
         return keep_good(state, new, fault), metrics, report
 
@@ -161,7 +161,7 @@ def keep_good(old: State, new: State, fault: Int[Array, ""]) -> State:
 def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
     """Start the normaliser with a batch of the initial policy: the warm-up.
 
-    Nothing is carried over here: the initial networks are made for inputs of unit scale, whatever the statistics.
+    Nothing is carried over here: the initial networks are made for inputs of unit scale, regardless of the statistics.
     """
     new = state._replace(normaliser=update(state.normaliser, raw, hyper.gamma, jnp.bool_(False)))
     sound = {"observation": faults.finite((raw.obs, raw.next_obs)), "reward": faults.finite(raw.reward)}

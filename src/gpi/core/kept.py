@@ -38,7 +38,7 @@ def first_memory(now: Snapshot, levels: int) -> Memory:
 def remember(memory: Memory, now: Snapshot, take: Bool[Array, " L"], source: Int[Array, ""]) -> Memory:
     """Return the memory after pi_k has played: it is the new draw of the levels that `take` it.
 
-    What is kept comes from `source`: nothing new, a level's draw as it was, or pi_k.
+    The kept policy comes from `source`: the old one stays, a level's previous draw replaces it, or pi_k does.
     """
     levels = take.shape[0]
 
@@ -53,7 +53,7 @@ def remember(memory: Memory, now: Snapshot, take: Bool[Array, " L"], source: Int
 
 
 def go_back(state: State, memory: Memory, undo: Bool[Array, ""]) -> State:
-    """Return the agent at its kept policy if `undo`; randomness goes on, so that it learns otherwise than before.
+    """Return the agent at its kept policy if `undo`; random numbers continue, so that it learns differently.
 
     The samples of the policies that are lost are dropped, as they are outside eq (11) for the one restored.
     """

@@ -102,7 +102,7 @@ def normalise(normaliser: Normaliser, raw: Rollout) -> Rollout:
 
 
 def lag(normaliser: Normaliser) -> Float[Array, ""]:
-    """Return how far what is in force lags behind what was seen: the largest shift of a centre or logarithm of a scale.
+    """Return the lag of the statistics in force behind those seen: the largest shift of a centre or log of a scale.
 
     A shift is in units of the scale; 0 where all is in force.
     """

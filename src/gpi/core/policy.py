@@ -33,11 +33,11 @@ class Distribution(Protocol):
         ...
 
     def kl(self, other: Any, /) -> Float[Array, " S"]:
-        """Return KL(self‖other)(s), the forward KL divergence from one of its own kind: pi_k.kl(pi) as in eq (15)."""
+        """Return KL(self‖other)(s), the forward KL divergence from one of the same kind: pi_k.kl(pi) as in eq (15)."""
         ...
 
     def tv(self, other: Any, /) -> Float[Array, " S"]:
-        """Return the TV distance of eq (11) to one of its own kind, or an upper bound on it, of every pi(.|s)."""
+        """Return, for every pi(.|s), the TV distance of eq (11) to one of the same kind, or an upper bound on it."""
         ...
 
 

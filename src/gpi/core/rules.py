@@ -109,7 +109,7 @@ def natural_ascent(objective_of: Callable[[Sample, Hyper], Objective]) -> Propos
 
         def inside(theta: Theta) -> Bool[Array, ""]:
             # A comparison with NaN is False, so a step with NaN objective or divergence is refused; infinity needs
-            # a test of its own.
+            # a separate test.
             reached = objective(theta)
             return (divergence(policy(theta)) <= radius) & (reached >= start) & jnp.isfinite(reached)
 
@@ -165,7 +165,7 @@ def improve(
 
 
 def take(theta_k: Theta, proposal: Proposal, tests: list[Test]) -> StepResult[Theta]:
-    """Take the part of a proposed step that passes every test; the whole step if there are no tests."""
+    """Take the part of a proposed step that passes every test; without tests, take the whole step."""
     if not tests:
         whole = jnp.ones((), jnp.float32)
         return StepResult(proposal.agent.policy.params, jnp.bool_(True), whole, proposal.direction.finite)
@@ -185,7 +185,7 @@ def measure(theta_k: Theta, agent: Agent, s: Sample, eps: Float[Array, ""], frac
     logp = pi.log_prob(s.action)
     batch = standardised(s)
     centre = mean(s.adv, s.weight)
-    moved = fraction > 0.0  # a policy that was kept is at distance zero, whatever rounding says
+    moved = fraction > 0.0  # a policy that was kept is at distance zero, despite rounding
     return Metrics(
         tv_abs=jnp.where(moved, objectives.one_step_tv(logp, s), 0.0),
         penalty_abs=objectives.penalty(logp, s),

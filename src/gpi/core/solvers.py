@@ -134,7 +134,7 @@ def backtrack(
 
     one = jnp.ones((), step.dtype)
     fraction, _, accepted = jax.lax.while_loop(searching, attempt, (one, jnp.int32(0), jnp.bool_(False)))
-    # `where`, not arithmetic: a refused step returns the old parameters bit for bit, whatever the step holds.
+    # `where`, not arithmetic: a refused step returns the old parameters bit for bit, even if the step is not finite.
     return jnp.where(accepted, theta + fraction * step, theta), jnp.where(accepted, fraction, 0.0)
 
 

@@ -24,7 +24,7 @@ class Trust(NamedTuple):
     """How strictly an update keeps its trust region."""
 
     budget: Callable[[Sample, Hyper], Float[Array, ""]]  # the one-step trust region
-    test: Callable[[Theta, Sample, Hyper], Test] | None = None  # that a policy must pass, whatever the rule
+    test: Callable[[Theta, Sample, Hyper], Test] | None = None  # that a policy must pass under every rule
     kl_slack: float | None = None  # instead of the setting: the multiple of delta up to which KL is accepted
     normaliser: str = "paper"  # of `still.NORMALISING`, where `--normaliser` is auto
 
@@ -45,10 +45,10 @@ def inside(logp: Float[Array, " S"], s: Sample, hyper: Hyper) -> Bool[Array, ""]
 
 
 def keeps_guarantee(theta_k: Theta, s: Sample, hyper: Hyper) -> Test:
-    """Return the test of eq (11) as measured, and of a surrogate of eq (7) that is no worse than pi_k's.
+    """Return the test of eq (11) as measured, and of a surrogate of eq (7) at least as good as pi_k's.
 
-    Together they are what the worst-case decline of eq (3) rests on. The policy was fitted to the samples that judge
-    it, so the distance and the gain are the cautious ones; and pi_k's own gain is 0 but for rounding.
+    The worst-case decline of eq (3) rests on both. The policy was fitted to the samples that judge it, so the distance
+    and the gain are the cautious ones; and pi_k's own gain is 0 but for rounding.
     """
     start = objectives.cautious_gain(log_pi(theta_k, s.obs, s.action), s)
 

@@ -95,7 +95,7 @@ class CheckedEnv:
             j = outside[0]
             raise self.fault(
                 f"observation {self.entry(j)} is {row[j]:.9g}, outside its space "
-                f"[{see.low[j]:.9g}, {see.high[j]:.9g}]; widen the space, or clip what it returns"
+                f"[{see.low[j]:.9g}, {see.high[j]:.9g}]; widen the space, or clip the observation"
             )
 
     def entry(self, j: int) -> str:
@@ -109,7 +109,7 @@ class CheckedEnv:
         return EnvironmentFault(f"{self.name}: {f'{when}: ' if self.resets else ''}{problem}")
 
     def close(self) -> None:
-        """Close the environment, whatever it raises."""
+        """Close the environment, and ignore any exception it raises."""
         with contextlib.suppress(Exception):
             self.env.close()
 
@@ -128,7 +128,7 @@ class CheckedEnv:
         if isinstance(error, TypeError) and "keyword argument 'seed'" in str(error):
             return "define reset(self, *, seed=None, options=None)"
         if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
-            return "install what it needs"
+            return "install its dependencies"
         if self.number and not self.resets:
             return "training needs several of them at a time"
         if self.ends and self.calls == 1:

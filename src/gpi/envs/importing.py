@@ -44,14 +44,14 @@ def maker(name: str) -> Make:
 
 
 def _import(name: str, module: str) -> object:
-    """Import the user's module; whatever goes wrong is raised as one line."""
+    """Import the user's module; raise any error as one line."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: no file there may replace a module of Python or of a package
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise EnvironmentFault(f"{name}: importing {module} failed: {error}; install what it needs") from error
+            raise EnvironmentFault(f"{name}: importing {module} failed: {error}; install that module") from error
         raise UsageError(
             f"module {module!r} of {name!r} is not found; run where it can be imported, or install it"
         ) from error

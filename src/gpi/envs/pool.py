@@ -1,7 +1,7 @@
 """The contract of environments: a pool of N of them, stepped together, on the host or inside a compiled program.
 
 An environment whose episode has ended begins the next one on the following step, which ignores its action and only
-returns the first observation. The pool keeps track of that and marks such a step as not `valid`; nobody else needs to.
+returns the first observation. The pool keeps track of that and marks such a step as not `valid`; no caller needs to.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def _no_opengl(name: str, why: str) -> UsageError:
 
 
 class RenderedEnvPool:
-    """One of EnvPool's environments, in a process of its own.
+    """One of EnvPool's environments, in a separate process.
 
     MuJoCo ends its process where OpenGL fails, and finds OpenGL only if that was loaded before EnvPool, which may not
     be the case in this process. Nothing that can carry code passes between the processes.

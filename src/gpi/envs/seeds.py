@@ -34,7 +34,7 @@ def env_seeds(task: str, algorithm: str, seed: int, num_envs: int) -> list[int]:
 
 
 def reset_seed(env_seed: int, reset: int) -> int:
-    """Return the seed of an environment's reset number `reset`, in [0, 2^31), whatever happened before."""
+    """Return the seed of an environment's reset number `reset`, in [0, 2^31), regardless of earlier events."""
     digest = hashlib.sha256(f"{env_seed}/{reset}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1
 
@@ -48,7 +48,7 @@ def _permute(index: int, key: bytes) -> int:
 
 
 def _feistel(value: int, key: bytes) -> int:
-    """Apply a keyed permutation of [0, 2^32): each round can be undone, whatever the round function is."""
+    """Apply a keyed permutation of [0, 2^32): each round can be undone, for any round function."""
     left, right = value >> 16, value & 0xFFFF
     for i in range(_ROUNDS):
         digest = hashlib.sha256(key + bytes([i]) + right.to_bytes(2, "little")).digest()

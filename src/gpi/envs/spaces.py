@@ -17,7 +17,7 @@ MAX_NAMED = 4096
 MAX_SIZE = 2**22
 """Largest observation; a larger one is a mistake, such as the one-hot encoding of a huge Discrete."""
 IMAGE_SIZE = 32 * 32
-"""Smallest picture, in numbers: what is smaller may be a board or a map, which dense networks can learn from."""
+"""Smallest picture, in numbers: a smaller array may be a board or a map, which dense networks can learn from."""
 WriteRow = Callable[[object, np.ndarray], None]
 
 
@@ -117,7 +117,7 @@ def _inner(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, Any]]:
 
 
 def _unusable(space: object, where: str, why: str) -> str:
-    """Say what is wrong with a space of another kind."""
+    """Return the message about a space of an unusable kind."""
     if space is None:
         return f"{where} space is missing (None); set it in __init__"
     kind = type(space)

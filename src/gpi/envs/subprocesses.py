@@ -26,8 +26,8 @@ PR_SET_PDEATHSIG = 1
 def start_process(module: str, extra: dict[str, str], **options: Any) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start `python -m module` with one end of a pipe; return the process and the other end.
 
-    The working directory is not on the path (-P): no file there may replace one of Python's modules. The process has a
-    group of its own, so that signals to ours do not reach it, and it ends when this process does.
+    The working directory is not on the path (-P): no file there may replace one of Python's modules. The process has
+    its own group, so that signals to ours do not reach it, and it ends when this process does.
     """
     here, there = socket.socketpair()
     cwd = os.getcwd()

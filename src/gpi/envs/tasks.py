@@ -133,7 +133,7 @@ def make_host_pool(
     task: Task, seeds: Sequence[int], threads: int = 1, make: Make | None = None, around: Around = nullcontext,
     step_timeout: float = 0.0,
 ) -> HostPool:  # fmt: skip
-    """Make one environment per seed, stepped on the host whatever the task; this does not need 64-bit JAX."""
+    """Make one environment per seed, stepped on the host for every task; this does not need 64-bit JAX."""
     if task.backend == "dmc":
         return dmc.make_on_host(task.id, seeds, threads)
     if task.backend == "envpool":

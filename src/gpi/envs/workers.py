@@ -104,7 +104,7 @@ class WorkerPool:
             pipe.send_bytes(message)
 
     def _await(self, k: int, calls: int) -> None:
-        """Raise unless a worker answers in the time that its environments have for so many calls one after another."""
+        """Raise unless a worker answers in the time that its environments have for `calls` calls one after another."""
         share, limit = self.shares[k], self.step_timeout * len(self.shares[k]) * calls
         if limit and not self.answers[k].poll(1000 * limit):
             who = f"environment {share[0]}" if len(share) == 1 else f"environments {share[0]} to {share[-1]}"

@@ -161,7 +161,7 @@ def _rename(parent: int, old: str, new: str) -> None:
 def load(path: Path, expected: Specs | None, finite: Collection[str] | bool = ()) -> Checkpoint:
     """Load a checkpoint with exactly the arrays expected; raise FileError, in one line, if anything is wrong.
 
-    Without `expected`, whoever uses an array checks it.
+    Without `expected`, each user of an array checks it.
     """
     with _opened(path) as (fd, iteration):
         manifest = _manifest(fd, iteration)
@@ -271,7 +271,7 @@ def _manifest(fd: int, iteration: int) -> Facts:
         raise FileError(f"schema of another version (expected {SCHEMA!r}, found {shown(manifest.get('schema'))})")
     claim = manifest.pop("sha256", None)
     if data != files.seal(manifest, files.dump_json):
-        raise FileError(f"{MANIFEST} was changed (expected the hash of its own content, found {shown(claim)})")
+        raise FileError(f"{MANIFEST} was changed (expected the hash of its content, found {shown(claim)})")
     match manifest:
         case {"schema": _, "iteration": number, "files": dict(facts), "identity": dict(), **rest} if not rest:
             if type(number) is int and number == iteration and sorted([*facts, MANIFEST]) == found:

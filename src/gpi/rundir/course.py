@@ -1,4 +1,4 @@
-"""What one seed achieved: its final performance, its learning curve in bins, and what it learned and lost.
+"""The results of one seed: its final performance, its learning curve in bins, and how much it learned and lost.
 
 Windows are shares of the run, so that runs of any length are judged alike: of a million steps, bins are 10,000 and the
 windows 50,000 and 200,000.
@@ -33,8 +33,8 @@ def final_window(taken: int) -> int:
 def final_performance(steps: np.ndarray, returns: np.ndarray, taken: int) -> float:
     """Return one seed's final performance: the mean return of the episodes that ended in the last steps of its run.
 
-    Episodes are given by the steps at which they ended. The window is that of the run, which has `taken` so many steps,
-    and it ends with the last episode. NaN without an episode.
+    Episodes are given by the steps at which they ended. The window is that of a run of `taken` steps, and it ends
+    with the last episode. NaN without an episode.
     """
     last = returns[steps > steps.max() - final_window(taken)] if len(steps) else returns
     return float(last.mean()) if len(last) else math.nan
@@ -86,7 +86,7 @@ class Course(NamedTuple):
 
     @property
     def fell(self) -> bool:
-        """Whether what was lost was lost after the best window: one at the very end is a seed that still learns."""
+        """Whether the loss came after the best window: a seed whose best window is at the very end still learns."""
         certain = self.best.mean - self.after.mean > ERRORS * math.hypot(self.best.error, self.after.error)
         return self.lost_fifth and certain and self.kept(self.after) < KEPT
 
@@ -97,7 +97,7 @@ class Course(NamedTuple):
 
 
 def bin_of(steps: int) -> int:
-    """Return the steps of a point of the curve of a run of so many steps: at most 10,000, and at most a hundredth."""
+    """Return the steps per point of the curve of a run of `steps`: at most 10,000, and at most a hundredth of them."""
     return next((size for size in BINS if POINTS * size <= steps), 1)
 
 
@@ -110,7 +110,7 @@ def curve_of(steps: np.ndarray, returns: np.ndarray, bins: int, size: int = BIN)
 
 
 def joined(curves: np.ndarray, number: int) -> np.ndarray:
-    """Return curves `[..., bins, 3]` with so many bins made one; the last may have fewer."""
+    """Return curves `[..., bins, 3]` with every `number` bins made one; the last may have fewer."""
     if number == 1:
         return curves
     pad = [(0, 0)] * (curves.ndim - 2) + [(0, -curves.shape[-2] % number), (0, 0)]
@@ -141,8 +141,8 @@ def course_at(curve: np.ndarray, steps: int, scale: Scale | None, size: int = BI
 def course(curve: np.ndarray, scale: Scale | None, size: int = BIN) -> Course:
     """Return what a seed learned and lost, from its curve `[bins, 3]`: episodes, mean return, mean square of returns.
 
-    Nothing is judged without a `scale`, nor in a run of fewer than 20 bins or without a window of ten episodes. What is
-    lost must have been learned.
+    Nothing is judged without a `scale`, nor in a run of fewer than 20 bins or without a window of ten episodes. Only
+    learned performance can be lost.
 
     The best of some hundred windows is lucky, and three standard errors do not allow for that: of seeds that never
     change, with independent episodes of 0 or 1,000, 3 % (one in five is 1,000) to 9 % (one in two) still seem to have

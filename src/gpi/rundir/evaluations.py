@@ -81,7 +81,7 @@ def kept_best(run: Path) -> dict[str, np.ndarray]:
 
 
 def rewind(run: Path, iteration: int, best: Mapping[str, np.ndarray]) -> None:
-    """Bring table and best policies back to a checkpoint: what was evaluated later is evaluated again."""
+    """Bring table and best policies back to a checkpoint: later evaluations are repeated."""
     rows = read_evaluations(run)
     kept = [row for row in rows if row.iteration <= iteration]
     if len(kept) < len(rows):

@@ -45,7 +45,7 @@ def refuse_foreign(directory: Path, names: set[str]) -> None:
 
 
 def make(directory: Path, *, exist_ok: bool) -> set[str]:
-    """Make a run directory and return what it holds; an existing one raises FileExistsError, unless that is allowed."""
+    """Make a run directory and return the names in it; an existing one raises FileExistsError, unless `exist_ok`."""
     try:
         directory.mkdir(parents=True, exist_ok=exist_ok)
         return {path.name for path in directory.iterdir()}
@@ -58,7 +58,7 @@ def make(directory: Path, *, exist_ok: bool) -> set[str]:
 
 
 def make_new(path: Path) -> Path:
-    """Make a directory that nobody else has, and return it: `path`, or path-2, path-3 ... if that exists."""
+    """Make a directory that no other run has, and return it: `path`, or path-2, path-3 ... if that exists."""
     for number in itertools.count(1):
         directory = path if number == 1 else path.with_name(f"{path.name}-{number}")
         with suppress(FileExistsError):  # made by another run, perhaps in this very second

@@ -93,7 +93,7 @@ def find(
 
 
 def narrowed(run: Path, found: Found, seed: int, *, chose: bool) -> Found:
-    """Return what was found of one seed; say so if it was chosen as the best of several."""
+    """Return the part of `found` for one seed; say so if it was chosen as the best of several."""
     policies = {seed: found.policies[seed]}
     lines = [describe_best(run, policies)] if found.flattery else []
     if chose and len(found.policies) > 1:
@@ -147,7 +147,7 @@ def newest_policies(run: Path) -> tuple[dict[int, Policy], list[str]]:
             except FileError as error:
                 skipped.append(str(error))
         if checkpoint.saved(run) == paths:
-            break  # nobody has deleted one meanwhile: they are damaged
+            break  # none was deleted meanwhile: they are damaged
     return {}, skipped
 
 
@@ -194,7 +194,7 @@ def in_force(arrays: Mapping[str, np.ndarray], normaliser: str) -> dict[str, np.
     if all(name in arrays for name in names):
         return {name: arrays[name] for name in names}
     number, mean, squares = (arrays[f"{normaliser}obs/{name}"] for name in ("count", "mean", "squares"))
-    with np.errstate(all="ignore"):  # `assemble` refuses what is not finite
+    with np.errstate(all="ignore"):  # `assemble` refuses numbers that are not finite
         std = np.sqrt(squares / np.maximum(number - 1.0, 1.0)[..., None])
         return dict(
             zip(names, (mean.astype(np.float32), np.where(std < MIN_STD, 1.0, std).astype(np.float32)), strict=True)

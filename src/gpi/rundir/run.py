@@ -109,7 +109,7 @@ def read_settings(path: Path) -> Facts:
         known = Config.__dataclass_fields__.keys() & settings.keys()
         config = config_of({name: settings[name] for name in known})
         if config.algorithm not in ALGORITHMS or not 1 <= config.seeds <= MAX_SEED:
-            raise FileError(f"algorithm {config.algorithm!r} with {config.seeds} seeds is no run")
+            raise FileError(f"algorithm {config.algorithm!r} with {config.seeds} seeds is not a valid run")
         return settings
     except OSError as error:
         raise read_error(path, error) from error

@@ -34,7 +34,7 @@ AUDIT = (
     "tv_bound", "tv_held", "tv_closed", "kl", "kl_bound", "kl_held", "ess", "ess_realised", "surrogate_gain",
     "gain_se", "c_estimate", "worst_case_decline", "normaliser_tv", "normaliser_lag", "fraction", "budget_exhausted",
 )  # fmt: skip
-KEPT = ("kept_return", "undone")  # of audit.csv, where what was learned is kept
+KEPT = ("kept_return", "undone")  # of audit.csv, if `Job.keeps`
 EARLIER = ("tv", "penalty")  # of earlier versions: two estimates under one name (`as_begun`)
 TIMING = ("iteration", "steps", "collect_seconds", "learn_seconds", "seconds")
 HEADER_LIMIT = 1 << 16  # bytes of a table's first line
@@ -250,7 +250,7 @@ def as_begun(row: Row, columns: Sequence[str]) -> Row:
     if "tv_closed" in columns:
         return row | {"tv": row["tv_lost"], "penalty": row["penalty_lost"]}
     row = row | {"tv": row["tv_abs"], "penalty": row["penalty_abs"]}
-    if "penalty_bound" in columns:  # the first audit.csv, whose other estimates are no longer made: these stay empty
+    if "penalty_bound" in columns:  # the first audit.csv: its other estimates were dropped, these stay empty
         gone = ("surrogate_gain", "normaliser_tv", *(name for name in columns if name.startswith("tv_age_")))
         held = {f"{name}_held": row[name] <= row[f"{name}_bound"] for name in EARLIER}
         row = row | held | dict.fromkeys(gone)

@@ -69,7 +69,7 @@ class Triangle(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Theorem 3 on one sequence of policies: the one-step TV distances it assumes, and what it bounds, eq (11)."""
+    """Theorem 3 on one sequence of policies: the one-step TV distances assumed, and the penalty bounded, eq (11)."""
 
     steps: Array
     """steps[i, j] = E_{s~d^{pi_{k-i}}}[TV(pi_{k-j+1}, pi_{k-j})(s)] for j <= i, and 0 for j > i."""
@@ -147,7 +147,7 @@ def generalized_bound(mdp: MDP, pi: Array, past: Array, nu: Mix) -> Bound:
 def worst_case_decline(mdp: MDP, pi: Array, pi_k: Array, eps: float) -> float:
     """The worst-case performance decline, eq (3): −εγC/(1−γ)².
 
-    It holds for updates that keep the trust region, eq (2) or (5), and whose surrogate is no worse than at pi_k.
+    It holds for updates that keep the trust region, eq (2) or (5), and whose surrogate is at least that at pi_k.
     """
     return -_penalty(mdp, pi, pi_k, eps / 2)
 

@@ -1,4 +1,4 @@
-"""Certificates of performance from finite samples: true together, with probability 1 - alpha, whatever the updates do.
+"""Certificates of performance from finite samples: true together, with probability 1 - alpha, under any updates.
 
 An episode's return is scaled to X_t in [0, 1]. Policies change between episodes in any way that depends on the past,
 and mu_t = E[X_t | past] is the performance of the policy that plays episode t. For every c > 0
@@ -29,7 +29,7 @@ STAKES = 4.0 ** np.arange(-1, 4)
 SIZES = 16 * 4 ** np.arange(4)
 """Episodes in a window of each level: short windows see a fall soon, long ones certify much."""
 ROUNDING = 1e-6, 1e-8
-"""How far outside the range a return is no news, relative to the range's width and to its ends."""
+"""How far outside the range rounding may put a return, relative to the range's width and to its ends."""
 
 
 class Certificate(NamedTuple):

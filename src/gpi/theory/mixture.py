@@ -18,7 +18,7 @@ Size = TypeVar("Size")  # a number, or an array of them
 
 @dataclass(frozen=True)
 class Mixture:
-    """The mixture distribution nu over the last M policies, and what it buys compared with on-policy updates."""
+    """The mixture distribution nu over the last M policies, and its gains over on-policy updates."""
 
     nu: tuple[float, ...]
     """nu[i] is the probability of the data of policy k-i; all are positive."""
@@ -84,7 +84,7 @@ def eps_gpi(nu: Iterable[float], eps: float) -> float:
 
 def delta(eps: Size) -> Size:
     """The KL divergence trust region, eq (15) and (16), that implies the TV trust region by Pinsker: δ = ε²/2."""
-    return eps**2 / 2  # type: ignore[operator] (whatever has powers)
+    return eps**2 / 2  # type: ignore[operator] (any type with powers)
 
 
 def effective_sample_size(nu: Iterable[float], n: int) -> float:
@@ -141,7 +141,7 @@ def _ramp_end(B: int, kappa: float) -> float:
     # The scaling coefficients: what each guarantee leaves to spare where the other one binds.
     c_ess = (5 * B - 2) * (B - 1) / (B * (3 * B - 2) * (3 * B - 1))
     c_tv = B - (m + 1) / 2 + (m**2 - 1) / (12 * u)
-    # In between, the objective is stationary at slope b = (1−κ)·c_ess / (2κ·c_tv), whatever m; then u = 1/(m·b),
+    # In between, the objective is stationary at slope b = (1−κ)·c_ess / (2κ·c_tv), for every m; then u = 1/(m·b),
     # and m is the smallest with (m+1)·m·b ≥ 2, or weight m+1 would be positive too.
     inverse_slope = 2 * kappa * c_tv / ((1 - kappa) * c_ess)
     m = max(1, math.ceil((math.sqrt(1 + 8 * inverse_slope) - 1) / 2))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def headline(job: Job, devices: list[Device], directory: Path) -> str:
-    """Describe in one line what is about to run."""
+    """Return one line that describes the run about to start."""
     config, plan = job.config, job.plan
     seeds = f"seed {job.seeds[0]}" if len(job.seeds) == 1 else f"seeds {job.seeds[0]} to {job.seeds[-1]}"
     where = f"{len(devices)} {devices[0].platform.upper()} device{'s' if len(devices) > 1 else ''}"

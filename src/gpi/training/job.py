@@ -39,7 +39,7 @@ class Job:
 
     @property
     def keeps(self) -> bool:
-        """Whether an agent that is proven to have lost what it had learned goes back."""
+        """Whether an agent goes back when its performance is proven to have fallen."""
         return self.config.trust == "keep" and not self.uncertified
 
     @property

@@ -1,4 +1,4 @@
-"""Keeping what was learned: an agent whose performance is proven to have fallen goes back to a policy from before.
+"""Keeping learned performance: an agent whose performance is proven to have fallen goes back to an earlier policy.
 
 `gpi.theory.certificate` bounds what the episodes of a window say about its policies. The best lower bound so far is
 kept, with a policy drawn from its window; when the upper bound of a window that began later is below it, the loss is
@@ -31,7 +31,7 @@ from gpi.training.learner import Learner, Program, shared_program, signature
 
 LEVELS = len(SIZES)
 NOW = 1 + LEVELS  # the source of the kept policy: pi_k
-LOWERED = 0.8  # what is left of a certificate when the agent went back: its draw may be worse than the window
+LOWERED = 0.8  # share of a certificate left after the agent went back: its draw may be worse than the window
 
 
 class Member(NamedTuple):
@@ -48,7 +48,7 @@ class Member(NamedTuple):
 
 
 class Fall(NamedTuple):
-    """A window whose performance is proven to be below what is kept."""
+    """A window whose performance is proven to be below the kept bound."""
 
     mean: float  # of its scaled returns
     since: int  # steps at which it began
@@ -65,7 +65,7 @@ class Seen(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What an iteration did to keep what was learned, `[P]`."""
+    """The kept bounds after an iteration, and the losses it undid, `[P]`."""
 
     kept_return: np.ndarray  # the best lower bound, lowered each time the agent went back, as a return; NaN: none holds
     undone: np.ndarray  # whether the agent went back
@@ -87,8 +87,8 @@ def see(member: Member, x: np.ndarray, steps: int, draw: Callable[[int], np.ndar
     """Return an agent after scaled returns x of pi_k, which is its policy since `steps`.
 
     `draw` gives each level a random number for the n-th episode of the agent. Episodes after a fall are not counted.
-    A fall lowers what is kept by a fifth: a second one is seen, and undone, too, and an agent whose draw was a poor one
-    is held to less each time. What is lowered is still a bound.
+    A fall lowers the kept bound by a fifth: a second fall is seen, and undone, too, and an agent whose draw was a poor
+    one is held to less each time. The lowered value is still a bound.
     """
     take, source = np.zeros(LEVELS, np.bool_), NOTHING
     while len(x):
@@ -119,7 +119,7 @@ def evidence(
     """Return the returns of an agent's episodes that count: in its first environments, begun after its last fall.
 
     `skip` says in which environments the first one began before, and is brought up to date. They are in the order of
-    time and environment, never of returns: a window must not choose what it sees. Where a batch cuts the last episode
+    time and environment, never of returns: a window must not choose its episodes. Where a batch cuts the last episode
     off, or several environments are evidence, all must be of one length, `horizon`: else the short ones would come
     first, and be counted more often.
     """
@@ -214,7 +214,7 @@ class Keeper:
             self.memory = self.programs[0](self.memory, snapshot_of(state), *self._sent(take, source))
 
     def _scaled(self, returns: list[float]) -> np.ndarray:
-        """Return returns scaled to [0, 1]; one that is not finite freezes its agent and is no evidence."""
+        """Return returns scaled to [0, 1]; one that is not finite freezes its agent and does not count."""
         x = (np.array([r for r in returns if np.isfinite(r)]) - self.low) / (self.high - self.low)
         return x.clip(0.0, 1.0)
 
@@ -230,7 +230,7 @@ class Keeper:
         return lambda number: random_numbers(f"{config.short_task}/{config.algorithm}/{seed}/{number}")
 
     def after_learning(self, fault: np.ndarray) -> Kept:
-        """Go back with every member that fell; return what was done."""
+        """Restore the kept policy of every member that fell; return the bounds and the losses undone."""
         undone = np.zeros(len(self.members), np.bool_)
         for p, seen in enumerate(self.seen):
             if seen is not None:
@@ -254,7 +254,7 @@ class Keeper:
         return str(self.job.seeds[p]) in self.withdrawn
 
     def _withdraw(self, seed: str, outside: Facts) -> None:
-        """Certify nothing of a seed from now on, and undo nothing; what was undone stays undone."""
+        """Certify nothing of a seed from now on, and undo nothing; earlier losses stay undone."""
         self.withdrawn[seed] = outside
         self.lines.append(
             f"warning: seed {seed}: an episode returned {outside['return']:.6g} (at step {outside['step']:,}), outside "

@@ -108,7 +108,7 @@ class LiveLine:
     """
 
     def __init__(self, agents: int):
-        """Begin with compiling, of which nobody knows how long it takes."""
+        """Begin with compiling, which takes an unknown time."""
         self.agents, self.began = agents, time.perf_counter()
         self.report: Report | None = None
         self.rate, self.width, self.form = 0.0, 0, 0
@@ -172,7 +172,7 @@ class Progress:
                 self.live.start(refresh=True)
 
     def say(self, line: str) -> None:
-        """Show a line of text, above the bar where there is one; training goes on where nobody can read it."""
+        """Show a line of text, above the bar where there is one; training continues where it cannot be shown."""
         if self.quiet:
             return
         with suppress(OSError):  # the pipe is closed, the terminal gone, the disk of the log full

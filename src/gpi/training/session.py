@@ -1,4 +1,4 @@
-"""One session of a run: from its start or its newest checkpoint to its end, whatever ends it.
+"""One session of a run: from its start or its newest checkpoint until it ends, for any reason.
 
 `start` and `resume` are two lists of steps that end in the same loop, `_iterate`.
 """
@@ -127,7 +127,7 @@ class Session:
                 raise save_traceback(error, self.directory) from error.__cause__
 
     def _announce(self, devices: list[Device]) -> None:
-        """Say what is about to run, and that it is being compiled."""
+        """Announce the run, and that it is being compiled."""
         self.progress.say(headline(self.job, devices, self.directory))
         whole = self.job.plan.steps
         if self.job.config.steps < whole:
@@ -222,7 +222,7 @@ class Session:
         """Say which seeds have been frozen since this was last called."""
         new = {seed: fault for seed, fault in tables.frozen.items() if seed not in self.announced}
         if new:
-            others = "" if tables.all_frozen() else "; the others go on"
+            others = "" if tables.all_frozen() else "; the others continue"
             self.progress.say(f"warning: frozen at its last good state: {describe(new)}{others}")
         self.announced |= new.keys()
 
@@ -270,11 +270,11 @@ class Session:
         self.saved = trainer.done
 
     def _try_save(self, run: Running) -> None:
-        """Save a checkpoint, unless the disk is full: the last one stays, training goes on, the next may succeed."""
+        """Save a checkpoint, unless the disk is full: the last one stays, training continues, the next may succeed."""
         try:
             self._save(run)
         except DiskError as error:
-            self.progress.say(f"warning: {error}; training goes on")
+            self.progress.say(f"warning: {error}; training continues")
 
     def _finish(self, run: Running, *, complete: bool) -> None:
         """Write the last checkpoint, the policies, the picture, and DONE."""

@@ -44,7 +44,7 @@ class Starting:
 
 
 def ignored(number: signal.Signals) -> bool:
-    """Return whether whoever started this process, or the user's own code, wants a signal ignored."""
+    """Return whether the parent process, or the user's own code, wants a signal ignored."""
     return signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -85,7 +85,7 @@ def starting() -> Iterator[None]:
 
 
 def pass_on(number: int, saved: str) -> None:
-    """Let a signal that ended a run do what it would have done without one; Ctrl-C raises KeyboardInterrupt."""
+    """Let a signal that ended a run have its usual effect; Ctrl-C raises KeyboardInterrupt."""
     if number == signal.SIGINT and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         raise KeyboardInterrupt(saved)
     signal.raise_signal(number)

@@ -58,7 +58,7 @@ class Iteration(NamedTuple):
     fault: np.ndarray  # for each member, 0 or 1 + the stage that froze it
     collect_seconds: float
     learn_seconds: float
-    kept: Kept | None = None  # where what was learned is kept
+    kept: Kept | None = None  # if `Job.keeps`
 
 
 class Trainer:
