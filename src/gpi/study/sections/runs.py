@@ -89,7 +89,8 @@ def lost_section(material: Material) -> Section:
         Table("lost-seeds", "Each of these seeds", LOST, ("task", "arm", "seed", "best", "last", "last, % of best"),
               tuple(lost), tuple(material.tags(row[1], row[0]) for row in lost)),
     ]  # fmt: skip
-    text = [f"{plural(len(lost), 'seed')} of {len(courses):,} that can be judged lost what they had learned."] if courses else []
+    judged = f"{plural(len(lost), 'seed')} of {len(courses):,} that can be judged lost what they had learned."
+    text = [judged] if courses else []
     text += [
         f"Not judged: {plural(number, 'seed')}, as {why}."
         for why, number in Counter(one.why_not for _, one in every if one.why_not).items()
