@@ -1,4 +1,4 @@
-"""What single seeds did: learning curves, and what was learned and lost again."""
+"""Single seeds: learning curves, and seeds that lost what they had learned."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ def lost_section(material: Material) -> Section:
         Table("lost-seeds", "Each of these seeds", LOST, ("task", "arm", "seed", "best", "last", "last, % of best"),
               tuple(lost), tuple(material.tags(row[1], row[0]) for row in lost)),
     ]  # fmt: skip
-    text = [f"{plural(len(lost), 'seed')} of {len(courses):,} that can be judged lost what they had learned."] if courses else []
+    text = (
+        [f"{plural(len(lost), 'seed')} of {len(courses):,} that can be judged lost what they had learned."]
+        if courses
+        else []
+    )
     text += [
         f"Not judged: {plural(number, 'seed')}, as {why}."
         for why, number in Counter(one.why_not for _, one in every if one.why_not).items()
