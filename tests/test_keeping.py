@@ -501,7 +501,7 @@ def test_a_run_that_undoes_losses_resumes_bit_for_bit_and_says_what_it_did(
         kept.append(now)
     assert gpi.audit(whole).undone == sum(counts.values())
     verdict = json.dumps(gpi.audit(whole).as_json())
-    assert f"A proven loss was undone {sum(counts.values())} times; going back is no update" in verdict
+    assert f"A proven loss was undone {sum(counts.values())} times; going back is not an update" in verdict
     last = [row["kept_return"] for row in rows[-3:]]
     assert gpi.audit(whole).certified == tuple(float(x) if x else None for x in last)
 
@@ -539,7 +539,7 @@ def test_a_return_outside_the_range_ends_certificates_and_undoing_also_after_a_r
     assert [x is None for x in audit.certified] == [str(seed) in withdrawn for seed in range(3)]
     seeds = ", ".join(f"seed {seed} (8 at step {x['step']:,})" for seed, x in withdrawn.items())
     words = (
-        f"A return left the range that certificates assume: {seeds}; there they are withdrawn, and what was undone was"
+        f"A return left the range that certificates assume: {seeds}; there they are withdrawn, and the undone losses"
     )
     assert words in audit.verdict() and words in " ".join(str(whole).split()) and words in whole._repr_html_()
     for seed, x in withdrawn.items():

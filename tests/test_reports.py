@@ -222,7 +222,7 @@ def test_a_false_certificate_of_an_earlier_version_is_not_shown(header: tuple[st
     assert summary.certified == (None, None, -997.1)
     assert (
         " a mean return of -997.1. A return left the range that certificates assume: seed 0 (-1,300 at step 400), seed "
-        "1 (-899.5 at step 200); there they are withdrawn, and what was undone was not proven to be lost."
+        "1 (-899.5 at step 200); there they are withdrawn, and the undone losses were not proven."
     ) in summary.verdict()
     alone = dataclasses.replace(summary, certified=(None,), withdrawn=summary.withdrawn[:1], undone=0).verdict()
     assert "ertified" not in alone and alone.count("withdrawn") == 1 and "there they are withdrawn. " in alone

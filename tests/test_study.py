@@ -259,7 +259,7 @@ def test_a_report_survives_what_it_only_adds(tmp_path: Path):
     names = ["Lacking-v0", "CartPole-v1", "mine"]
     found = sparsity_of(names, tmp_path / "file", lines.append, samples=2_000)
     assert list(found) == ["CartPole-v1"] and lines[1].startswith("Lacking-v0: its random policy cannot be measured: ")
-    assert lines[-1].endswith("nobody knows it here; if it is your own, add --env mine=MODULE:ID")
+    assert lines[-1].endswith("it is unknown here; if it is your own, add --env mine=MODULE:ID")
     found = sparsity_of(names[2:], None, lines.append, {"mine": "envs_own:OwnWalk-v0"}, samples=2_000)
     assert found["mine"] == sample("envs_own:OwnWalk-v0", 2_000)
     study = make_study(tmp_path / "a", job(task="CartPole-v1"))

@@ -30,7 +30,9 @@ def test_a_damaged_study_json_is_named_and_written_again(tmp_path: Path):
     before = begin(load_study("quick"), tmp_path / "a", Options())
     (tmp_path / "a" / "runs").mkdir()
     (tmp_path / "a" / FILE).write_text('{"format": ')
-    with pytest.raises(FileError, match=r"^\S+/a: study\.json cannot be parsed .*; restore it, or remove it and go on"):
+    with pytest.raises(
+        FileError, match=r"^\S+/a: study\.json cannot be parsed .*; restore it, or remove it and continue"
+    ):
         begin(load_study("quick"), tmp_path / "a", Options())
     (tmp_path / "a" / FILE).unlink()
     assert begin(load_study("quick"), tmp_path / "a", Options()) == before

@@ -186,7 +186,7 @@ def test_jobs_end_with_a_runner_that_is_killed_or_whose_time_is_up(tmp_path: Pat
     printed = ended(runner(study, out, "--for", "5s", "--shard", "1/2"), 9)
     assert time.monotonic() - start < 5.0 + 8.0
     how = r"time is up, (all saved|\d jobs? killed before saving); "  # five seconds are short for a start
-    assert re.search(how + re.escape(f"`gpi study run {study} --out {out}` goes on"), printed)
+    assert re.search(how + re.escape(f"`gpi study run {study} --out {out}` continues"), printed)
     assert "0 of 2 jobs done" in printed
 
 
@@ -325,7 +325,7 @@ def test_a_full_disk_makes_jobs_wait_and_loses_nothing(tmp_path: Path):
         ballast.unlink()
         printed = ended(one, 0, 600.0)
         assert printed.count("wait   ") == 1, printed
-        assert "free space, and it goes on" in printed
+        assert "free space, and it continues" in printed
         assert results(out) == results(calm)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -303,7 +303,7 @@ def test_a_gpu_with_little_room_takes_fewer_jobs(nvidia: Path, monkeypatch: pyte
     layout = machine_layout.decide([job()], 1)
     assert machine_layout.places(layout, [job()]) == (4, ("0", "1"), "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(UsageError, match="of a GPU, none has so much"):
+    with pytest.raises(UsageError, match="of a GPU, none has enough"):
         machine_layout.places(layout, [job()])
 
 
@@ -611,10 +611,10 @@ def test_the_end_says_what_is_done_what_is_not_and_what_is_next():
     assert ended._replace(failed={}, jobs=3).exit_code == 0
     assert summary(ended, "gpi study run quick --out d") == [
         "3 of 5 jobs done; 1:30, 9,000 steps, 100 steps/s", "set aside: a/b/c: gpi: no",
-        "time is up, all saved; `gpi study run quick --out d` goes on", "next: gpi study report d",
+        "time is up, all saved; `gpi study run quick --out d` continues", "next: gpi study report d",
     ]  # fmt: skip
     killed = summary(ended._replace(signal=2, killed=1), "gpi study run quick --out d")
-    assert killed[2] == "interrupted, 1 job killed before saving; `gpi study run quick --out d` goes on"
+    assert killed[2] == "interrupted, 1 job killed before saving; `gpi study run quick --out d` continues"
 
 
 # --- the compilation cache ------------------------------------------------------------------------------------------

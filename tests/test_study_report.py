@@ -142,7 +142,7 @@ def test_curves_are_the_means_of_their_episodes_however_many_points():
     assert steps.tolist() == [BIN * (2 * i + 1) for i in range(6)]
     assert returns[0, 0] == pytest.approx((30 * curve[0, 0, 1] + 10 * curve[0, 1, 1]) / 40)
     assert returns[1, 2] == pytest.approx(curve[1, 5, 1]), "an empty bin has no say"
-    with pytest.raises(UsageError, match="no result of trpo on cheetah-run; the arms are ppo"):
+    with pytest.raises(UsageError, match="trpo has no result on cheetah-run; the arms are ppo"):
         results.curves("cheetah-run", "trpo")
 
 
@@ -400,7 +400,7 @@ def test_jobs_without_a_result_are_named():
         5,
     ]
     assert rows["state"] == ["unfinished", *["no result"] * 6] and rows["steps"][0] == 500_000
-    assert "1 run among them is no part of the study" in " ".join(found.lead)
+    assert "1 run among them is not part of the study" in " ".join(found.lead)
     longer = [dataclasses.replace(job("cheetah-run").config, steps=2_000_000)]
     more = report_of(
         [made("cheetah-run", "ppo", [1.0, 2.0, 3.0])], [Job("cheetah-run", "ppo", config) for config in longer]

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # training has its own way to end
         complain("interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # nobody reads the rest, as in `gpi tasks | head -1`; training goes on without a reader
+    except BrokenPipeError:  # the reader has gone, as in `gpi tasks | head -1`; training continues without one
         silence()
         return 128 + signal.SIGPIPE
     except OSError as error:  # of a file that no part of gpi expected to fail

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def add_doctor(verbs: Verbs) -> None:
     """Add `gpi doctor`."""
     verb = verbs.add_parser(
-        "doctor", help="is everything here that training needs? what is missing, with its remedy",
-        description="Look at the machine and at what is installed, try it, and say how to put right whatever is not. "
+        "doctor", help="is everything here that training needs? name each missing part and its remedy",
+        description="Check the machine and the installed packages, try them, and name a remedy for each fault. "
         "ok: as it should be. note: something that not everybody needs is missing. problem: training does not work; "
         "the exit code is then 2.",
     )  # fmt: skip

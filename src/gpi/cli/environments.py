@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def add_check(verbs: Verbs) -> None:
     """Add `gpi check`."""
     verb = verbs.add_parser(
-        "check", help="find what is wrong with an environment before training in it",
+        "check", help="find the faults of an environment before training in it",
         description="Play a few episodes with random actions and hold the environment to Gymnasium's contract. The "
         "first problem is one line with the environment, the step and a remedy; the exit code is 6.",
     )  # fmt: skip

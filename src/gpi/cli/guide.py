@@ -92,7 +92,7 @@ class Version(argparse.Action):
 
 
 def version_line() -> str:
-    """Return the versions of gpi and of what it stands on."""
+    """Return the versions of gpi, Python and gpi's main dependencies."""
     found = versions()
     names = {"Python": "python", "JAX": "jax", "EnvPool": "envpool", "Gymnasium": "gymnasium"}
     return f"gpi {gpi.__version__} ({', '.join(f'{name} {found[key]}' for name, key in names.items())})"

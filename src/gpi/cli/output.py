@@ -1,4 +1,4 @@
-"""What the command line prints, also where nobody reads it any more."""
+"""Output of the command line, also after its reader has gone."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def tell(*lines: str) -> None:
 
 def silence() -> None:
     """Send the rest of standard output nowhere, so that Python does not fail to write it when it ends."""
-    with suppress(OSError, ValueError):  # ValueError: standard output is no file, as in a notebook
+    with suppress(OSError, ValueError):  # ValueError: standard output is not a file, as in a notebook
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse arguments, and refuse what is left over here: `gpi` itself does not know a command's options."""
+        """Parse arguments, and refuse those left over here: `gpi` itself does not know a command's options."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(self.unexpected(rest[0]))

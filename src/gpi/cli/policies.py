@@ -143,7 +143,7 @@ def pixels(text: str) -> tuple[int, int]:
 
 
 def run_record(parsed: argparse.Namespace) -> int:
-    """Record an episode, and say what it shows."""
+    """Record an episode, and describe it."""
     found = chosen(parsed, first=True)
     policies = found.policies
     task, make, note = task_of(policies, parsed.run_dir, parsed.env)

@@ -65,7 +65,7 @@ def add_audit(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "audit", help="did the guarantee hold? every update of one run or several against the theory's bounds",
         description="Count over all updates and seeds whether each bound of the theory held, and draw how it went. "
-        "docs/guarantee.md explains what is measured and how to read it.",
+        "docs/guarantee.md explains the measurements and how to read them.",
     )  # fmt: skip
     verb.add_argument("runs", nargs="+", metavar="DIR", help="run directories, shown side by side")
     verb.add_argument(
@@ -92,7 +92,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
     path = parsed.out or (runs[0].dir if len(runs) == 1 else Path()) / "audit.png"
     try:
         audit_figure(runs, summaries, path)
-    except DiskError as error:  # somebody else's run can be read, and what was asked for has been printed
+    except DiskError as error:  # another user's run can be read, and the counts have been printed
         if parsed.out is not None:
             raise
         print(f"note: {error} (--out FILE names another place)", file=sys.stderr)
@@ -104,7 +104,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
 def add_mixture(verbs: Verbs) -> None:
     """Add `gpi mixture`."""
     verb = verbs.add_parser(
-        "mixture", help="the optimal mixture over prior policies, Theorem 4, and what it gains",
+        "mixture", help="the optimal mixture over prior policies, Theorem 4, and its gain",
         description="Print how much weight each prior policy's data get, the trust region that this allows, and what "
         "reuse gains in sample size and update size over on-policy learning. It trains nothing.",
     )  # fmt: skip
@@ -121,7 +121,7 @@ def run_mixture(parsed: argparse.Namespace) -> int:
     """Print the mixture, and draw figure 1 if a file is given."""
     if parsed.plot is not None:
         require_picture(parsed.plot)
-    if parsed.eps > MAX_EPS:  # a rule for what is new: the plan of an old run may break it
+    if parsed.eps > MAX_EPS:  # a rule for new plans: that of an old run may break it
         raise UsageError(f"eps = {parsed.eps:g} {EPS_RULE}; use 0.2")
     best = mixture(parsed.B, parsed.kappa, parsed.eps, parsed.n)
     if parsed.plot is not None:

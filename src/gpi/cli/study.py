@@ -83,7 +83,7 @@ def title(study: Study) -> str:
 
 
 def as_text(study: Study) -> str:
-    """Return a study as lines for people: its tasks, its arms, and what it costs."""
+    """Return a study as lines for people: its tasks, its arms, and its cost."""
     tasks, arms = (dict.fromkeys(getattr(job, part) for job in study.jobs) for part in ("task", "arm"))
     width = max(map(len, arms))
     lines = [title(study), ""]

@@ -35,7 +35,7 @@ def add_pack(actions: Verbs) -> None:
 
 
 def run_pack(parsed: argparse.Namespace) -> int:
-    """Write a pack, and say what is in it."""
+    """Write a pack, and describe its content."""
     if parsed.out.suffix != SUFFIX:
         raise UsageError(f"--out {parsed.out} must end in {SUFFIX}; use --out {parsed.out.stem or 'results'}{SUFFIX}")
     found = all_results(parsed.dir)

@@ -28,7 +28,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def add_run(actions: Verbs) -> None:
     """Add `gpi study run`."""
-    action = actions.add_parser("run", help="run the jobs of a study, or go on with them", description=DESCRIPTION)
+    action = actions.add_parser("run", help="run the jobs of a study, or continue them", description=DESCRIPTION)
     add_definition(action)
     action.add_argument("--out", type=Path, required=True, metavar="DIR", help="the study's directory, new or begun")
     action.add_argument("--only", default="", metavar="PATTERN", help="jobs whose names match: cheetah-run, '*/geppo*'")
@@ -46,7 +46,7 @@ def add_run(actions: Verbs) -> None:
     action.add_argument("--address", default="", metavar="HOST:PORT", help="with --engine ray, the cluster's head, or "
                         "auto (default: one on this machine alone)")  # fmt: skip
     action.add_argument("--i-trust-this-network", dest="trusted", action="store_true", help="use a cluster without "
-                        "RAY_AUTH_MODE=token: whoever reaches it can run code there")  # fmt: skip
+                        "RAY_AUTH_MODE=token: anyone who reaches it can run code there")  # fmt: skip
     action.set_defaults(run=run_run)
 
 

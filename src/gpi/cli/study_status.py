@@ -75,7 +75,7 @@ def follow(watch: Watch, status: Status) -> None:
 
 
 def screen(status: Status, columns: int, rows: int | None = None) -> list[str]:
-    """Return a status as lines of at most so many columns, and at most so many lines."""
+    """Return a status as at most `rows` lines of at most `columns` columns each."""
     lines = [*summary(status), *failures(status, rows)]
     room = None if rows is None else rows - len(lines) - 1
     lines += ["", *matrix(status, columns, room)] if status.jobs else []
@@ -141,7 +141,7 @@ def legend(arms: list[str], columns: int) -> list[str]:
 
 
 def short(name: str, width: int) -> str:
-    """Return a name in exactly so many columns."""
+    """Return a name in exactly `width` columns."""
     return name.ljust(width) if len(name) <= width else f"{name[: width - 1]}…"
 
 
@@ -160,7 +160,7 @@ def cell(jobs: list[JobStatus], size: int = CELL) -> str:
 
 
 def number(x: float, size: int = CELL) -> str:
-    """Return a return in at most two columns less than so many, or in four."""
+    """Return a mean return as text of at most `size` - 2 columns, or of four."""
     small = [f"{x:.1f}"] * (abs(x) < 10)
     for text in (*small, f"{x:.0f}", f"{x / 1e3:.0f}k", f"{x / 1e6:.0f}M", f"{x:.0e}"):
         if len(text) <= max(4, size - 2):

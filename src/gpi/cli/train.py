@@ -35,7 +35,7 @@ ABOUT = {
     "task": "what to train in",
     "algorithm": "how the policy improves, and how far one update may go",
     "reuse": "how much data of earlier policies the algorithms geppo, getrpo and gevmpo use",
-    "run": "how long, how many agents, and what is written",
+    "run": "how long, how many agents, and which files it writes",
     "environments": "how environments are treated; seldom changed: see --help all",
     "optimisation": "networks and steps of the optimiser; seldom changed: see --help all",
     "machine": "what the run may use of this machine: see --help all",
@@ -76,7 +76,7 @@ def add_train(verbs: Verbs) -> None:
     )  # fmt: skip
     groups["algorithm"].add_argument(
         "--preset", default=argparse.SUPPRESS, metavar=f"{{{','.join(PRESETS)}}}", help="paper: the paper's value of "
-        "every setting that neither a file nor an option says, whatever the defaults are in later versions",
+        "every setting that neither a file nor an option gives, even if later versions change the defaults",
     )  # fmt: skip
     groups["run"].add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     verb.hints |= {name: f"gpi train {hint}" for name, hint in HINTS.items()}
@@ -86,7 +86,7 @@ def add_train(verbs: Verbs) -> None:
 def add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> argparse.Action:
     """Add one field of Config as an option, and return it; the field without default is positional.
 
-    Whatever is not typed stays out of the parsed arguments: a file of settings may say it.
+    A setting that is not typed stays out of the parsed arguments: a file of settings may give it.
     """
     text = field.metadata["help"].replace("%", "%%")
     if field.default is dataclasses.MISSING:

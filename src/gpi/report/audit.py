@@ -72,7 +72,7 @@ class Lost(NamedTuple):
     last: float  # mean return of the last fifth of the run, as far as it comes after the best
 
     def words(self) -> str:
-        """Say what was lost."""
+        """Return the loss as text."""
         return f"seed {self.seed} fell from {self.best:,.0f} (at step {self.step:,}) to {self.last:,.0f}"
 
 
@@ -112,7 +112,7 @@ class AuditSummary:
     learned: int  # seeds that learned something that could be lost, where the random policy is known
     lost: tuple[Lost, ...]  # of these, seeds that lost it; a short run cannot say
     calibration: Calibration | None  # of the surrogate's gains; None for a run too short to say
-    undone: int = 0  # times that a seed was proven to have lost what it had learned, and went back
+    undone: int = 0  # proven losses, after each of which a seed went back
     certified: tuple[float | None, ...] = ()  # with --trust keep, what each seed is held to; None for nothing
     withdrawn: tuple[Outside, ...] = ()  # why there is nothing for these seeds
 
@@ -157,14 +157,14 @@ class AuditSummary:
             words += f" {self.refused:,} update{'s' if self.refused > 1 else ''} kept the old policy."
         if self.undone:
             words += f" A proven loss was undone {f'{self.undone:,} times' if self.undone > 1 else 'once'}; "
-            words += "going back is no update, and no bound counts it."
+            words += "going back is not an update, and no bound counts it."
         words += self._certified()
         if self.reuses:
             words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
         return words + self._kept()
 
     def _certified(self) -> str:
-        """Say what is certified, where anything is to be: a range of returns that is too wide shows here."""
+        """Return the certified returns as text, in mode keep: a range of returns that is too wide shows here."""
         known = sorted(x for x in self.certified if x is not None)
         rest = len(self.certified) - len(known) - len(self.withdrawn)
         words = ""
@@ -179,7 +179,7 @@ class AuditSummary:
         if self.withdrawn:
             seeds = ", ".join(one.words() for one in self.withdrawn)
             words += f" A return left the range that certificates assume: {seeds}; there they are withdrawn"
-            words += f"{', and what was undone was not proven to be lost' if self.undone else ''}."
+            words += f"{', and the undone losses were not proven' if self.undone else ''}."
         return words
 
     def _kept(self) -> str:
@@ -271,7 +271,7 @@ def summarise(run: Run) -> AuditSummary:
     table, config = columns(run), run.config
     worst = {}
     for bound in BOUNDS:
-        # With no budget left the bound is 0 and so is what was measured: kept, exactly.
+        # With no budget left both the bound and the measured value are 0: kept, exactly.
         measured, allowed = table[bound], table[f"{bound}_bound"]
         some = allowed > 0.0
         ratio = np.where(some, measured / np.where(some, allowed, 1.0), np.where(measured > 0.0, np.inf, 0.0))
@@ -309,7 +309,7 @@ def summarise(run: Run) -> AuditSummary:
 
 
 def certified_of(table: dict[str, np.ndarray], withdrawn: Sequence[Outside]) -> tuple[float | None, ...]:
-    """Return what is certified of each seed in its last row; nothing at all where nothing is to be certified."""
+    """Return each seed's certified return in its last row; an empty tuple for a run without certificates."""
     if "kept_return" not in table:
         return ()
     void = [one.seed for one in withdrawn]  # earlier versions certified all the same

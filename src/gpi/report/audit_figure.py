@@ -78,7 +78,7 @@ def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
 
 
 def draw_promises(axis: Axes, run: Run, table: dict[str, np.ndarray]) -> None:
-    """Draw what came against what was promised: every span, and the mean of those that promised about the same."""
+    """Draw realised against promised changes: every span, and the mean of spans that promised about the same."""
     spans = spans_of(run, table)
     found = calibrate(spans)
     axis.set_xlabel(PROMISED)

@@ -14,7 +14,7 @@ import numpy as np
 from gpi.rundir.run import Run, damaged, read_rows
 
 WINDOW = 10  # updates before a span's middle, and as many after it
-BINS, FEWEST = 8, 5  # of a calibration: at most so many bins, with at least so many spans each
+BINS, FEWEST = 8, 5  # of a calibration: the most bins, and the fewest spans in each
 ERRORS = 2.0  # standard errors within which a promise counts as kept
 
 

@@ -180,7 +180,7 @@ def width_of(text: str) -> float:
 
 
 def wrapped(text: str, inches: float) -> str:
-    """Return a text in as few lines as fit into a width, whatever its characters."""
+    """Return a text in as few lines as fit into a width, measured for its actual characters."""
     text = plain(text)
     most = math.ceil(len(text) * min(1.0, 1.2 * inches / max(width_of(text), inches)))
     for characters in range(most, 8, -1):
@@ -191,5 +191,5 @@ def wrapped(text: str, inches: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib shows as it is: it would read what is between dollars as mathematics."""
+    """Return a text that matplotlib shows as it is: it would read text between dollars as mathematics."""
     return text.replace("$", r"\$")

@@ -25,8 +25,8 @@ from gpi.report.page.lines import MANY
 from gpi.report.page.looks import COLOURS, DASHES, Look, Looks
 from gpi.report.page.text import clean, step_tick, tick
 
-DPI = {"png": 150, "svg": 100}  # of an SVG: what it has of pixels
-WIDTH = 7.0  # inches of a figure of its own
+DPI = {"png": 150, "svg": 100}  # of an SVG: its embedded pixels
+WIDTH = 7.0  # inches of a single figure
 PANEL = (3.0, 2.3)  # inches of one of many
 COLUMNS = 4
 ROW, BETWEEN = 0.13, 0.09  # inches of a bar, and between the rows
@@ -61,7 +61,7 @@ def encoded(figure: Figure) -> dict[str, bytes]:
 
 
 def figure_of(chart: Chart, looks: Looks, facets: Facets) -> Figure:
-    """Draw a chart as a figure of its own, with its legend below."""
+    """Return a chart as a separate figure, with its legend below."""
     with mpl.rc_context(SETTINGS):
         return bars_figure(chart, looks, facets) if chart.names else lines_figure(chart, looks)
 

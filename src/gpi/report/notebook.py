@@ -1,4 +1,4 @@
-"""A run in a few lines, and as a notebook shows it; whatever its directory lacks, they show something."""
+"""A run in a few lines, and as a notebook shows it; both show something even if files are missing."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Picture:
         return self.png
 
     def __repr__(self) -> str:
-        """Say what it is, without its bytes."""
+        """Return a description without the bytes."""
         return f"Picture({len(self.png):,} bytes of PNG{f', written to {self.path}' if self.path else ''})"
 
 

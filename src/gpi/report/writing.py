@@ -44,7 +44,7 @@ def write_report(report: Report, directory: Path, quiet: bool = False) -> list[P
 
 
 def parts_of(report: Report) -> Iterator[tuple[str, Making]]:
-    """Yield everything of a report that becomes files of its own: where, without the suffix, and how."""
+    """Yield the path, without its suffix, and the maker of each part of a report that becomes separate files."""
     looks, facets = looks_of(report), facets_of(report)
     for placed in arranged(report):
         for part in (part for group in placed.groups for part in group):

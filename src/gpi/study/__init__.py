@@ -19,7 +19,7 @@ def run(
     """Run the jobs of a study, a file or one that is built in, in the directory `out`; as `gpi study run` does.
 
     Jobs that fail are set aside and named in the result. Ctrl-C saves every job and then raises KeyboardInterrupt; the
-    same call goes on. Call it in the main thread of the program.
+    same call continues. Call it in the main thread of the program.
 
     Args:
         study: The name of a study that is built in, or a TOML file.
@@ -43,7 +43,7 @@ def run(
     ended = run_study(study, out, options, quiet=quiet)
     if ended.signal is not None:
         saved = "" if ended.killed else " and saved"
-        pass_on(ended.signal, f"interrupted{saved}: gpi.study.run(..., {str(out)!r}) goes on")
+        pass_on(ended.signal, f"interrupted{saved}: gpi.study.run(..., {str(out)!r}) continues")
     return ended
 
 

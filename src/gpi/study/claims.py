@@ -9,14 +9,15 @@ computed from the means of final performance by arm and task, and its 95 % inter
 - is *undecided* otherwise: so few seeds cannot tell,
 - is *not judged: data missing* when a task or an arm that it needs is missing, or its quantity is not defined.
 
-What the paper says in words ("outperform", "small", "grow") has a bar of its own: half of the tasks, no difference, no
-correlation. A number of the paper is a claim of its own, that there are at least as many, in shares of the tasks where
-learning occurs: 19 of 21 is a share of 90 %. Hence a study that repeats such a number exactly is undecided about it.
+A claim in words ("outperform", "small", "grow") gets a bar chosen here: half of the tasks, no difference, no
+correlation. Each number of the paper makes a separate claim, that there are at least as many, in shares of the tasks
+where learning occurs: 19 of 21 is a share of 90 %. Hence a study that repeats such a number exactly is undecided about
+it.
 
 **Readings.** The paper's own data are its 28 tasks and the best of kappa 0, 0.5 and 1 on each; only with all of these
 is a claim judged as the paper's. Beside that, the same rule is applied to kappa = 1 alone, where nothing is chosen by
-its outcome, and, where data are missing, to what is there from ten tasks on. These are other experiments than the
-paper's, and marked so. All need 5 seeds of 1,000,000 steps.
+its outcome, and, where data are missing, to the available data of at least ten tasks. These are other experiments than
+the paper's, and marked so. All need 5 seeds of 1,000,000 steps.
 
 Some twenty verdicts at 95 % each: one wrong one among them would be no surprise.
 
@@ -53,7 +54,7 @@ SLACK = 1e-9
 
 
 class Sides(NamedTuple):
-    """The mean of each side's best arm on each task, `[..., tasks]`, and what is known about the tasks."""
+    """The mean of each side's best arm on each task, `[..., tasks]`, and facts about the tasks."""
 
     on_policy: np.ndarray
     generalized: np.ndarray
@@ -88,7 +89,7 @@ def mean_over(values: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def ahead_by(percent: float, sides: Sides) -> np.ndarray:
-    """Return the share of tasks where learning occurs and the generalized side is higher by more than so much."""
+    """Return the share of tasks where learning occurs and the generalized side leads by more than `percent` %."""
     return share(sides.gain > percent / 100.0 * np.maximum(sides.on_policy, 0.0), sides.learned)
 
 
@@ -129,7 +130,7 @@ def sparse_among_largest(number: int, relative: bool, sides: Sides) -> np.ndarra
 
 
 class Claim(NamedTuple):
-    """A claim: the paper's words and number, and what is to be above, or at least at, the bar."""
+    """A claim: the paper's words and number, and the quantity that must be above, or at least at, the bar."""
 
     name: str
     column: str
@@ -219,7 +220,7 @@ def verdict(low: float, high: float, bar: float, strict: bool) -> str:
 
 
 class Column(NamedTuple):
-    """The arms of both sides, the tasks that all of them have, and what is missing."""
+    """The arms of both sides, the tasks that all of them have, and the missing data."""
 
     on_policy: tuple[str, ...]
     generalized: tuple[str, ...]
@@ -238,7 +239,7 @@ class Reading(NamedTuple):
 
 
 def readings_of(finals: Finals, random: Mapping[str, RandomPolicy]) -> list[Reading]:
-    """Return the readings of some results: the paper's, what is there of it if that is not all, and kappa = 1."""
+    """Return the readings of some results: the paper's, its available part if data are missing, and kappa = 1."""
     enough = {
         arm: {task for task, seeds in tasks.items() if task in random and len(seeds) >= SEEDS}
         for arm, tasks in finals.items()
@@ -275,7 +276,7 @@ def columns_of(enough: Mapping[str, set[str]], kappas: Sequence[str], whole: boo
 
 
 def lacking(enough: Mapping[str, set[str]], arms: Sequence[str], tasks: Sequence[str], fewest: int) -> str:
-    """Say what is missing for a column: whole kappas or arms, and tasks."""
+    """Return the data that a column lacks, as text: whole kappas or arms, and tasks."""
     absent = [arm for arm in arms if not enough.get(arm)]
     whole = [kappa for kappa in KAPPAS if any(arm.endswith(f"-kappa{kappa}") for arm in arms)
              and all(arm in absent for arm in arms if arm.endswith(f"-kappa{kappa}"))]  # fmt: skip

@@ -34,8 +34,9 @@ def report_of(
 ) -> Report:
     """Return the report of some results; raise UsageError if there are none.
 
-    `jobs` are those of the study, to know what is missing. `random` is what a random policy meets on each task
-    (`sparsity.sparsity_of`); without it that of the 28 tasks is known. `commands` come before those that make the runs.
+    `jobs` are those of the study, and show which results are missing. `random` holds a random policy's measurements on
+    each task (`sparsity.sparsity_of`); without it those of the 28 tasks are known. `commands` come before those that
+    make the runs.
     """
     whole = results if isinstance(results, Results) else results_of(results)
     material = Material(whole, random_returns() if random is None else random, tuple(jobs))
@@ -76,7 +77,7 @@ def lead_of(material: Material, sections: Sequence[Section]) -> tuple[str, ...]:
         FINAL,
     ]
     if extra := unasked(material):
-        lines.append(f"{plural(extra, 'run')} among them {'is' if extra == 1 else 'are'} no part of the study itself.")
+        lines.append(f"{plural(extra, 'run')} among them {'is' if extra == 1 else 'are'} not part of the study itself.")
     if earlier := sum(run.final_steps > final_window(max(run.steps)) for run in results.runs if run.complete):
         lines.append(
             f"{plural(earlier, 'run')} of fewer than 409,600 steps {'is' if earlier == 1 else 'are'} from a pack of an "

@@ -1,7 +1,7 @@
 """A study as its file says it: tasks, grids of settings, seeds and steps; and the jobs that follow from it.
 
 Lists multiply within a `[[grid]]`, grids add up. A file names no code: the 28 tasks and registered Gymnasium ids, and
-names that the user has given to environments of their own.
+names that the user has given to custom environments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STEPS_LIMIT = BIN * BINS_LIMIT  # what a learning curve can hold
 
 
 class Arm(NamedTuple):
-    """One choice of settings, by a name that says what is special about it."""
+    """One choice of settings, named by those that distinguish it."""
 
     name: str
     settings: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The directory of a study: what was decided when it began, and what its files say about each job.
+"""The directory of a study: the decisions made when it began, and the state of each job as its files show it.
 
     study.json      name, layout and jobs; written when the study begins, and when it is given more jobs
     study.toml      the file it came from, for people
@@ -54,7 +54,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class StudyDir:
-    """A study's directory, and what was decided when the study began."""
+    """A study's directory, and the decisions made when the study began."""
 
     path: Path
     name: str
@@ -89,7 +89,7 @@ def open_study(path: Path) -> StudyDir:
     try:
         about = files.parse_json(files.read(path, FILE, files.JSON_LIMIT), FILE)
     except FileError as error:
-        remedy = "restore it, or remove it and go on with gpi study run, which writes it again"
+        remedy = "restore it, or remove it and continue with gpi study run, which writes it again"
         raise FileError(f"{path}: {error}; {remedy}") from error
     if about.get("format") != FORMAT:
         raise FileError(f"{path / FILE} is not of this version (expected {FORMAT}, found {about.get('format')!r})")
@@ -125,7 +125,7 @@ def write_study(study: StudyDir) -> None:
 
 
 def continued(known: StudyDir, wanted: Study) -> StudyDir:
-    """Return a study that goes on as its file now says; raise UsageError if the file is of another study."""
+    """Return a study continued as its file now says; raise UsageError if the file is of another study."""
     if wanted.name != known.name:
         remedy = f'name another directory, or write name = "{known.name}" into the file'
         raise UsageError(f"{known.path} holds the study {files.shown(known.name)}, not {wanted.name!r}; {remedy}")
@@ -133,9 +133,9 @@ def continued(known: StudyDir, wanted: Study) -> StudyDir:
 
 
 def extended(known: Iterable[Job], wanted: Iterable[Job]) -> tuple[Job, ...]:
-    """Return the jobs of a study that goes on: those it has, to as many steps as are wanted, and blocks of new seeds.
+    """Return the jobs of a continued study: those it has, to as many steps as are wanted, and blocks of new seeds.
 
-    Jobs that are no longer wanted stay. Other settings than steps and seeds make another arm; an arm with the same
+    Jobs that the file has dropped stay. Other settings than steps and seeds make another arm; an arm with the same
     ones keeps the name that an earlier version gave it.
     """
     jobs = {job.name: job for job in known}
@@ -180,7 +180,7 @@ def require_same_arm(old: Job, new: Job) -> None:
         name = changed[0]
         raise UsageError(
             f"{new.task}, {new.arm}: {name} = {now[name]!r}, but this study began with {before[name]!r}; "
-            "name another directory, or make it an arm of its own"
+            "name another directory, or make it a separate arm"
         )
     if new.config.steps < old.config.steps:
         began = f"this study has {old.config.steps:,}, which are never taken back"

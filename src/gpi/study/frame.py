@@ -1,7 +1,7 @@
 """Results as tidy arrays: one row for every seed, final performance by arm and task, and learning curves.
 
-An arm is a choice of settings. Its name is the algorithm and whatever differs from the defaults, as a study's own arms
-are named: ppo, geppo-kappa1, ppo-B1-eps0.1. Generalized algorithms always name their kappa.
+An arm is a choice of settings. Its name is the algorithm and the settings that differ from the defaults, as a
+study names its arms: ppo, geppo-kappa1, ppo-B1-eps0.1. Generalized algorithms always name their kappa.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class Results:
 
         A bin is 10,000 steps, or a hundredth of a shorter run. Unfinished seeds are among them. A last bin that steps
         hardly reach into is left out: few episodes end there. With `points`, adjacent bins are joined until there are
-        no more than so many, nor than a seed has episodes.
+        at most `points` bins, and at most as many as a seed has episodes.
         """
         rows = [row for row in self.seeds if (row.task, row.arm) == (task, arm)]
         if not rows:
-            raise UsageError(f"there is no result of {arm} on {task}; the arms are {', '.join(self.arms)}")
+            raise UsageError(f"{arm} has no result on {task}; the arms are {', '.join(self.arms)}")
         runs = [self.runs[row.run] for row in rows]
         width = max(run.bin for run in runs)
         parts = [joined(run.curve[row.place], width // run.bin) for run, row in zip(runs, rows, strict=True)]
@@ -155,7 +155,7 @@ def results_of(several: Sequence[Result]) -> Results:
 
 
 def arm_of(config: Config) -> str:
-    """Return the name of a run's arm: its algorithm, its kappa if it reuses samples, and what is not the default."""
+    """Return the name of a run's arm: its algorithm, its kappa if it reuses samples, and other changed settings."""
     chosen: dict[str, Any] = {"algorithm": config.algorithm}
     if config.reuses:
         chosen["kappa"] = config.kappa
@@ -181,7 +181,7 @@ def rank(name: str, config: Config) -> tuple[Any, ...]:
 
 
 def state_of(run: Result, place: int) -> str:
-    """Return how far a seed has come: what is not finished has no final performance that counts."""
+    """Return the state of a seed; only a finished one has a final performance that counts."""
     if run.steps[place] < run.config.steps:
         return FROZEN if run.complete else UNFINISHED
     return FINISHED if np.isfinite(run.final[place]) else SILENT

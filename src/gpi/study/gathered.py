@@ -1,4 +1,4 @@
-"""All results that a study has: of its own runs, and of other machines in packs; and more that are merged into it."""
+"""All results of a study: those of its runs, packs from other machines, and more that are merged into it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gathered(directory: str | Path, *, unfinished: bool = False, quiet: bool = T
 def placed(directory: Path, *, unfinished: bool = False, quiet: bool = True, keep: bool = True) -> list[Placed]:
     """Return all results of a study's directory, or of a tree of run directories, with the places they lie in.
 
-    `keep`: write what was read of finished runs into a small file, from which it is read faster next time.
+    `keep`: write the results of finished runs to a small file, which is faster to read next time.
     """
     study = open_study(directory) if (directory / FILE).exists() else None
     if study is None and not (directory / PACKS).is_dir():
@@ -193,7 +193,7 @@ def require_whole_blocks(study: StudyDir, results: Sequence[Result]) -> None:
         missing = set(seeds(job)) - have.get(key_of(job.config), set())
         if 0 < len(missing) < job.config.seeds:
             rule = f"but that is one job of this study, with seed {min(missing)} too"
-            raise UsageError(f"some seeds of {job.name} have a result, {rule}; merge into a directory of its own")
+            raise UsageError(f"some seeds of {job.name} have a result, {rule}; merge into a separate directory")
 
 
 def write_packs(directory: Path, results: Sequence[Result]) -> list[Path]:

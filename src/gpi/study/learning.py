@@ -33,5 +33,5 @@ def learning_occurs(
 
 
 def margin(random_deviation: float, random_episodes: int, seeds: int, share: float = 1.0) -> float:
-    """Return by how much so many seeds must exceed the random policy's mean return (`learning_occurs`)."""
+    """Return by how much the mean of `seeds` seeds must exceed the random policy's (`learning_occurs`)."""
     return max(MARGIN, ERRORS * random_deviation * math.sqrt(1.0 / random_episodes + 1.0 / (EPISODES * share * seeds)))

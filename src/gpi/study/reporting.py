@@ -1,4 +1,4 @@
-"""From a study's directory to its report: what was gathered, what was asked for, and what a random policy meets."""
+"""From a study's directory to its report: its results, its jobs, and the measurements of a random policy."""
 
 from __future__ import annotations
 

@@ -98,7 +98,9 @@ def read_result(directory: str | Path) -> Result:
     episodes = list(run.all_episodes().values()) if fits else []
     if not fits or not all(0 < step <= BINS_LIMIT * BIN for steps, _ in episodes for step in (*steps[:1], *steps[-1:])):
         found = f"{config.seeds} seeds and steps {files.shown(taken)}"
-        raise FileError(f"{run.dir} is no run of a study (expected at most {BINS_LIMIT * BIN:,} steps, found {found})")
+        raise FileError(
+            f"{run.dir} is not a run of a study (expected at most {BINS_LIMIT * BIN:,} steps, found {found})"
+        )
     return Result(
         config, taken, np.stack([curve_of(*one, bins, size) for one in episodes]),
         np.array([final_performance(*one, most) for one in episodes]), audit_of(run), about.get("versions", {}),
@@ -117,9 +119,9 @@ def audit_of(run: Run) -> Facts:
 
 
 def first_estimate(audit: Facts) -> str:
-    """Return how TV was estimated in an audit that does not say: its content tells, or nothing does.
+    """Return the estimate of TV in an audit that does not name it, inferred from its content; "unknown" if unclear.
 
-    What had no `calibration` was written before there was a second estimate; what kept what was learned, after.
+    An audit without `calibration` was written before there was a second estimate; one of mode keep, after.
     """
     if "calibration" not in audit:
         return "abs"
@@ -161,7 +163,7 @@ def parse_pack(data: bytes) -> list[Result]:
     if (seeds := sum(one.config.seeds for one in results)) > ALL_SEEDS:
         raise FileError(f"it has {seeds:,} seeds, at most {ALL_SEEDS:,} are taken; make several packs")
     if encode_pack(results, form) != data:
-        raise FileError("damaged (expected the hash of its own content, found another)")
+        raise FileError("damaged (expected the hash of its content, found another)")
     return results
 
 
@@ -169,7 +171,7 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
     """Return one result of a pack; raise FileError unless its parts fit together."""
     about, curve, final = (arrays[f"{number}/{part}"] for part in ("about", "curve", "final"))
     if about.dtype != np.uint8 or about.ndim != 1:
-        raise FileError(f"result {number}: its description is no text")
+        raise FileError(f"result {number}: its description is not text")
     facts = files.parse_json(about.tobytes(), f"result {number}")
     try:
         config, steps = config_of(facts["config"]), facts["steps"]
@@ -179,7 +181,7 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
             raise FileError(f"no results have {files.shown(windows)}")
         texts = (*facts["devices"], *facts["versions"].values())
         if config.algorithm not in ALGORITHMS or not 1 <= config.seeds <= MAX_SEED or not 0 <= config.seed <= MAX_SEED:
-            raise FileError(f"{files.shown(config.algorithm)} with {files.shown(config.seeds)} seeds is no run")
+            raise FileError(f"{files.shown(config.algorithm)} with {files.shown(config.seeds)} seeds is not a run")
         if not all(type(count) is int and 0 <= count < 2**53 for count in steps) or not all(
             isinstance(text, str) for text in texts
         ):
@@ -215,7 +217,7 @@ def read_pack(path: Path) -> list[Result]:
 
 
 class Placed(NamedTuple):
-    """A result, and where it lies, for messages; nothing where nobody said."""
+    """A result, and its place for messages; an empty place if unknown."""
 
     result: Result
     place: str
@@ -275,7 +277,7 @@ def alike(later: Result, earlier: Result) -> bool:
 
 
 def same_curve(one: Result, other: Result, bins: int) -> bool:
-    """Return whether two curves agree in so many of the larger bins, of which there must be one."""
+    """Return whether two curves agree in the first `bins` of the larger bins; False for fewer than one."""
     size = max(one.bin, other.bin)
     x, y = (joined(result.curve, size // result.bin)[:, :bins] for result in (one, other))
     if bins < 1 or x.shape != y.shape or one.bin == other.bin:

@@ -1,7 +1,7 @@
 """Results from wherever they lie: packs, run directories, trees and archives of them, all read without trust.
 
 Of a run only six files are read, each a plain file of bounded size. An archive is never unpacked by the names in it:
-those six are copied to a temporary directory under names of our own.
+those six are copied to a temporary directory under names chosen here.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def run_directories(tree: Path) -> Iterator[Path]:
 def read_run(directory: Path, place: str) -> list[Placed]:
     """Return the result of a run directory that may come from anywhere; an empty list before its first update.
 
-    What was read goes through the form of a pack, so that it is checked in one way, whatever it was read from.
+    The result goes through the form of a pack, so that one check serves every source.
     """
     try:
         require_plain(directory)
         if not has_updates(directory):
             return []
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+        with np.errstate(over="ignore", invalid="ignore"):  # a pack refuses values that are not finite
             result = read_result(directory)
         return [Placed(one, place) for one in parse_pack(encode_pack([result]))]
     except FileError as error:
@@ -80,7 +80,7 @@ def read_run(directory: Path, place: str) -> list[Placed]:
 
 
 def require_plain(directory: Path) -> None:
-    """Raise FileError unless what is read of a run are plain files of bounded size."""
+    """Raise FileError unless the files read of a run are plain and of bounded size."""
     for name in TAKEN:
         try:
             facts = os.lstat(directory / name)
@@ -202,7 +202,7 @@ def copied(file: Bounded, temp: Path) -> dict[str, Path]:
             if count >= MEMBERS_LIMIT or member.offset_data + member.size > ARCHIVE_LIMIT:
                 raise FileError(f"it is too large (at most {MEMBERS_LIMIT} files and {ARCHIVE_LIMIT} bytes)")
             copy(tar, member, runs, temp)
-        if len(file.last) != tarfile.BLOCKSIZE or any(file.last):  # tarfile takes whatever it cannot read for the end
+        if len(file.last) != tarfile.BLOCKSIZE or any(file.last):  # tarfile takes any unreadable block for the end
             raise FileError("it ends too early")
     return runs
 

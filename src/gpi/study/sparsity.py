@@ -22,7 +22,7 @@ CACHED = "random-policy.json"
 
 
 def sample(task: str, samples: int = SAMPLES) -> RandomPolicy:
-    """Return what a uniformly random policy meets in so many samples of a task; always the same numbers.
+    """Return a uniformly random policy's measurements in `samples` samples of a task; always the same numbers.
 
     With a horizon of 1,000 they are 100 whole episodes. Mean and deviation are NaN without an episode that ended.
     """
@@ -82,7 +82,7 @@ def sparsity_of(
             found[task] = kept[task] = sample(own.get(task, task), samples)
         except GpiError as error:  # of another machine's results the environment may be missing here
             unknown = str(error).startswith("unknown task")
-            why = f"nobody knows it here; if it is your own, add --env {task}=MODULE:ID" if unknown else error
+            why = f"it is unknown here; if it is your own, add --env {task}=MODULE:ID" if unknown else error
             say(f"{task}: its random policy cannot be measured: {why}")
             continue
         with suppress(GpiError):  # it only saves time
@@ -92,7 +92,7 @@ def sparsity_of(
 
 
 def encode(found: dict[str, RandomPolicy], samples: int = SAMPLES) -> bytes:
-    """Return measurements as JSON; what is NaN becomes null."""
+    """Return measurements as JSON; NaN becomes null."""
 
     def number(x: float) -> float | None:
         return None if np.isnan(x) else x
@@ -115,7 +115,7 @@ def version_of(name: str) -> str | None:
 
 
 def read_cache(directory: Path | None, samples: int) -> dict[str, RandomPolicy]:
-    """Return what has been measured before; nothing if there is no file, or one that cannot be used."""
+    """Return earlier measurements; an empty dict without a file, or with one that cannot be used."""
     if directory is None or not (directory / CACHED).is_file():
         return {}
     try:

@@ -87,7 +87,7 @@ AGGREGATES: dict[str, tuple[Statistic, tuple[float, float]]] = {
     "mean": (mean, WHOLE), "median": (median, WHOLE), "iqm": (iqm, WHOLE),
     "optimality gap": (optimality_gap, (0.0, math.inf)),
 }  # fmt: skip
-"""What is said of an arm over all tasks, and the bounds of each."""
+"""The aggregates of an arm over all tasks, and the bounds of each."""
 
 
 def aggregate(name: str, scores: Scores, level: float = LEVEL) -> Interval:
@@ -149,7 +149,7 @@ class Difference(NamedTuple):
     p: float
     """Two-sided, of the permutation test."""
     smallest_p: float
-    """The smallest that so many seeds allow."""
+    """The smallest p that these numbers of seeds allow."""
 
 
 def difference(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> Difference:

@@ -82,7 +82,7 @@ class Status:
     def seconds_left(self) -> float:
         """Seconds until every job is done that has not failed, NaN if nothing runs.
 
-        What is left in estimated core seconds, by how many of these the running jobs now do in a second.
+        The work left in estimated core seconds, over the number of these that the running jobs now do in a second.
         """
         left = sum(estimated(one) * (1.0 - part_done(one)) for one in self.jobs if one.state in ("running", "waiting"))
         speed = sum(estimated(one) * one.rate / all_steps(one.job) for one in self.jobs)

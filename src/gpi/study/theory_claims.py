@@ -13,7 +13,7 @@ KAPPAS = tuple(j / 20 for j in range(21))
 
 
 class Exact(NamedTuple):
-    """A claim that is decided by computing it: the paper's words, what was computed, and the verdict."""
+    """A claim that is decided by computing it: the paper's words, the computed value, and the verdict."""
 
     name: str
     words: str
@@ -24,7 +24,7 @@ class Exact(NamedTuple):
 
 
 def theory_claims() -> list[Exact]:
-    """Return the claims of Theorem 4 and figure 1, each with what it comes to."""
+    """Return the claims of Theorem 4 and figure 1, each with its computed value and verdict."""
     best = [mixture(B, kappa) for B in BATCHES for kappa in KAPPAS]
     ess, tv = min(one.ess_gain for one in best), min(one.tv_gain for one in best)
     sample = mixture(LARGE, 1.0).ess_gain - uniform_mixture(LARGE, 1.0).ess_gain

@@ -11,7 +11,7 @@ import numpy as np
 from gpi.report.blocks import Chart, Line
 
 FEW = 12  # points of a line that are drawn as points
-ROOM = 0.03  # of an axis beyond what is drawn
+ROOM = 0.03  # of an axis beyond its data
 
 
 class Axis(NamedTuple):
@@ -32,14 +32,14 @@ class Axis(NamedTuple):
 
 
 def nice_step(span: float, count: int) -> float:
-    """Return the 1, 2, 2.5 or 5 times a power of ten that divides a span into at most so many parts."""
+    """Return the 1, 2, 2.5 or 5 times a power of ten that divides a span into at most `count` parts."""
     rough = span / count
     power = 10.0 ** math.floor(math.log10(rough))
     return next((power * factor for factor in (1, 2, 2.5, 5) if power * factor >= rough * (1 - 1e-9)), power * 10)
 
 
 def ticks_in(low: float, high: float, count: int) -> tuple[float, ...]:
-    """Return round numbers from low to high, at most about so many."""
+    """Return round numbers from low to high, about `count` at most."""
     step = nice_step(high - low, count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(float(f"{i * step:.12g}") for i in range(first, last + 1))

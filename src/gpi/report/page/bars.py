@@ -61,7 +61,7 @@ def tags_of(chart: Chart, place: int, facets: Facets) -> Tags:
 
 
 def look_of(chart: Chart, line: Line, place: int, looks: Looks, facets: Facets) -> Look:
-    """Return the look of one bar: of its series or, as one alone needs no colour of its own, of its name or sign."""
+    """Return the look of one bar: of its series or, as a single one needs no distinct colour, of its name or sign."""
     if len(chart.lines) > 1:
         return looks.series[line.label]
     arm = looks.lines.get(chart.names[place]) if tags_of(chart, place, facets).algorithm else None

@@ -16,7 +16,7 @@ class Facets(NamedTuple):
     kappa: tuple[str, ...]
 
     def mark(self, tags: Tags) -> str:
-        """Return the attribute of what is about some tags, with a leading space; nothing if it is about none."""
+        """Return the attribute that marks an element with tags, with a leading space; an empty string without tags."""
         places = [
             str(values.index(value)) if value in values else "-" for values, value in zip(self, tags, strict=True)
         ]

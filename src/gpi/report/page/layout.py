@@ -13,7 +13,7 @@ Block = Table | Chart
 
 
 class Placed(NamedTuple):
-    """A table or a chart with its place in the page and the name of its files, both safe and of its own."""
+    """A table or a chart with its place in the page and the name of its files, both safe and unique."""
 
     id: str
     file: str

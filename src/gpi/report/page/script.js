@@ -88,7 +88,7 @@
       try {
         asked[key] = new Set(values.split(",").map(decodeURIComponent));
       } catch {
-        // not an address of ours
+        // not an address that this page wrote
       }
     }
     for (const set of sets) {
@@ -115,7 +115,7 @@
   });
   addEventListener("hashchange", recall);
 
-  // --- what is under the pointer ---
+  // --- the mark under the pointer ---
 
   const tip = byId("Tip");
   let saidAt = 0;
@@ -273,7 +273,7 @@
 
   function point(element, act) {
     for (const kind of ["pointermove", "pointerdown"]) element.addEventListener(kind, (event) => act(element, event));
-    element.addEventListener("pointerleave", (event) => { // a finger leaves at once, and what it asked for stays
+    element.addEventListener("pointerleave", (event) => { // a finger leaves at once, and its tip stays
       if (event.pointerType !== "touch") hide();
     });
   }

@@ -9,7 +9,7 @@ from gpi.report.blocks import Table, Tags
 from gpi.report.page.facets import Facets
 from gpi.report.page.text import NUMERIC, Cell, escape, shown
 
-TALL = 30  # rows; longer tables scroll in a box of their own
+TALL = 30  # rows; longer tables scroll in a separate box
 WIDE = 8  # columns; wider tables have less air
 LONG = 30  # characters; longer texts are broken into lines
 VERDICTS = {  # the words that decide a claim, their symbol and their colour

@@ -57,7 +57,7 @@ def shown(cell: Cell, digits: int = 1) -> str:
 
 
 def decimal(value: float, digits: int) -> str:
-    """Return a number with so many digits after the point."""
+    """Return a number with `digits` digits after the point."""
     if not math.isfinite(value):
         return DASH if math.isnan(value) else "∞" if value > 0 else MINUS + "∞"
     text = f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""The beginning of a runner: what was decided when the study began, or deciding it now; and which jobs are its own."""
+"""The beginning of a runner: it reads the decisions made when the study began, or makes them, and picks its jobs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def begin(
     decide: Callable[[Sequence[Job], int | None], Layout] = machine_layout.decide,
     require: Callable[[Layout], None] = machine_layout.require,
 ) -> StudyDir:  # fmt: skip
-    """Begin a study, or go on with one: with the layout that was decided then, and with jobs that are new.
+    """Begin a study, or continue one, with the layout decided when it began and with any new jobs.
 
-    `decide` and `require` ask a machine what it can give: this one, unless jobs run elsewhere.
+    `decide` and `require` query the resources of a machine: this one, unless jobs run elsewhere.
     """
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs} must be at least 1; leave it out")
     layout = None
-    if not (out / FILE).exists():  # what is wrong is said before anything is made
+    if not (out / FILE).exists():  # errors are raised before anything is made
         if options.only:
             matching(study.jobs, options.only)
         layout = decide(study.jobs, options.cores)

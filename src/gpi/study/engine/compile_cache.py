@@ -70,7 +70,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether an entry can be decompressed to its end; True if nobody here can say."""
+    """Return whether an entry can be decompressed to its end; True if this process cannot tell."""
     try:
         with path.open("rb") as file:
             begin = file.read(4)

@@ -27,7 +27,7 @@ class Gpu(NamedTuple):
     name: str
     """As CUDA_VISIBLE_DEVICES names it."""
     free: int
-    """Bytes of memory that nobody uses; 0 if unknown."""
+    """Bytes of unused memory; 0 if unknown."""
 
 
 def gpus() -> list[Gpu]:
@@ -77,8 +77,8 @@ def output(*command: str, text: str = "") -> str:
 def sharing() -> Iterator[str]:
     """Let processes share the GPU through MPS; yield a note for the user, empty if all is well.
 
-    A daemon that already runs is used and left alone. One that a runner of ours started is stopped when the last of
-    them ends: each holds a lock on one file, in which the starter has left its mark. So a daemon whose starter was
+    A daemon that already runs is used and left alone. One that a runner of gpi started is stopped when the last
+    runner ends: each holds a lock on one file, in which the starter has left its mark. So a daemon whose starter was
     killed is stopped by the next runner.
     """
     path = Path(compilation_cache()).parent / f"mps-{platform.node()}.lock"
@@ -110,7 +110,7 @@ def start_mps(path: Path) -> str:
 
 
 def stop_mps(lock: int, path: Path) -> None:
-    """Stop the daemon if a runner of ours started it and no other runner uses it."""
+    """Stop the daemon if a runner of gpi started it and no other runner uses it."""
     with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.read_bytes():

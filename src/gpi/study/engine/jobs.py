@@ -1,6 +1,6 @@
 """A job as a process: its command, its environment, and what its end means. Every engine runs jobs by these functions.
 
-A job is `gpi train`, or `gpi resume` where its run has begun, in a process of its own that ends with the process that
+A job is `gpi train`, or `gpi resume` where its run has begun, in a separate process that ends with the process that
 started it. `start` must be called from the main thread: the kernel ends a child when the *thread* that made it ends.
 """
 
@@ -28,13 +28,13 @@ SAVED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.S
 BUSY, FULL = 4, 5  # exit codes: the run directory is in use, the disk is full
 HOPELESS = (2, 3, 6, 7)  # exit codes that would come again
 BUSY_SECONDS, FULL_SECONDS, KILLED_SECONDS = 5.0, 60.0, 30.0
-RETRIES = 2  # after an end that nobody understands
+RETRIES = 2  # after an unexplained end
 KILLS = 20  # in a row, without progress
 LINE = 500  # characters of a job's last line
 
 
 class Outcome(NamedTuple):
-    """What is to be done after a job's process has ended."""
+    """The action to take after a job's process has ended."""
 
     verdict: Literal["done", "again", "aside"]
     wait: float = 0.0
@@ -91,7 +91,7 @@ def environment(layout: Layout, gpu: str = "") -> dict[str, str]:
 
 
 def start(study: StudyDir, job: Job, environments: Mapping[str, str], gpu: str = "") -> subprocess.Popen[bytes]:
-    """Begin or continue a job in a process and session of its own, which writes to the job's log.
+    """Begin or continue a job in a new process and session; it writes to the job's log.
 
     In its own session Ctrl-C and a terminal that closes reach the runner alone, which then lets its jobs save.
     """

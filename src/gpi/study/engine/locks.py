@@ -71,7 +71,7 @@ def require_locks(directory: Path, held: Path, mounts: Path = MOUNTS) -> None:
 
 
 def mount_of(directory: Path, mounts: Path = MOUNTS) -> tuple[str, list[str]]:
-    """Return the type of the file system that holds a directory, and its options; an empty type if nobody says."""
+    """Return the type of the file system that holds a directory, and its options; an empty type if unknown."""
     place, best = directory.resolve(), Path()
     kind, options = "", []
     try:

@@ -181,7 +181,7 @@ class Engine:
             self.said.add("disk")
             self.screen.say(
                 f"wait   {job.name}: it needs about {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.0f} MB; "
-                "free space, and it goes on"
+                "free space, and it continues"
             )
         return False
 
@@ -345,7 +345,7 @@ class Engine:
 
 
 def set_aside(study: StudyDir, job: Job, failure: Failure, screen: Screen) -> None:
-    """Set a job aside, with its line, so that the others go on."""
+    """Set a job aside, with its line, so that the others continue."""
     screen.say(f"failed {job.name}, set aside: {failure.line}")
     try:
         write_failure(study, job, failure)

@@ -82,7 +82,7 @@ def require(layout: Layout) -> None:
 
 
 def places(layout: Layout, jobs: Sequence[Job], wanted: int | None = None) -> Places:
-    """Return how many of these jobs to run side by side; raise UsageError if there is no memory for one.
+    """Return how many of these jobs to run side by side; raise UsageError if memory is too small for one.
 
     `wanted` is the user's number, which is taken as it is.
     """
@@ -98,7 +98,7 @@ def places(layout: Layout, jobs: Sequence[Job], wanted: int | None = None) -> Pl
     if room < 1:
         raise UsageError(f"a job needs about {needed / 2**30:,.1f} GiB, but {free}; end other programs")
     if found and on_gpus < 1:
-        raise UsageError(f"a job needs about {ON_GPU / 2**30:,.1f} GiB of a GPU, none has so much; end other programs")
+        raise UsageError(f"a job needs about {ON_GPU / 2**30:,.1f} GiB of a GPU, none has enough; end other programs")
     number = min(here, room, on_gpus if found else here)
     why = free if room <= number else "the GPU has no room for more"
     return Places(number, names, f"{number} jobs side by side instead of {here}: {why}" if number < here else "")

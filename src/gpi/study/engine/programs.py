@@ -24,7 +24,7 @@ def program_of(job: Job, layout: Layout) -> str:
     """Return a name that two jobs have in common only if they learn with the same program.
 
     That depends on the algorithm's parts, on shapes (batch, slots of the buffer, networks, observations, actions) and
-    on the settings of XLA. Of tasks outside the suite nobody knows the sizes here, so each has programs of its own.
+    on the settings of XLA. The sizes of tasks outside the suite are unknown here, so each has separate programs.
     """
     config, plan = job.config, plan_of(job.config)
     algorithm, spec = ALGORITHMS[config.algorithm], dmc.TASKS.get(config.short_task)
@@ -58,7 +58,7 @@ class Compiled:
                 self.mark(program).touch()
 
     def forget(self) -> None:
-        """Forget everything: an entry of the cache was lost, and nobody knows whose."""
+        """Forget everything: the cache lost an entry, and its program is unknown."""
         self.known.clear()
         for path in self.cache.glob("gpi-program-*"):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Jobs of a runner, waiting or running, and what it remembers of each."""
+"""Jobs of a runner, waiting or running, and the runner's record of each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Running:
 
 
 def next_gpu(gpus: Sequence[str], running: Sequence[Running]) -> str:
-    """Return the GPU that the fewest jobs use; empty where there is no choice."""
+    """Return the GPU that the fewest jobs use; empty without a choice."""
     if len(gpus) < 2:
         return ""
     used = Counter(one.gpu for one in running)

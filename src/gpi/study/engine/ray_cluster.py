@@ -1,7 +1,7 @@
-"""A Ray cluster for a study: one of our own on this machine, or the user's; and whether its nodes can do the work.
+"""A Ray cluster for a study: a private one on this machine, or the user's; and checks that its nodes can do the work.
 
-Whoever reaches the ports of a Ray cluster can run code there. So a cluster of our own listens to this machine alone and
-wants a token that nobody else has; another is refused without a token, unless the user trusts the network.
+Anyone who reaches the ports of a Ray cluster can run code there. So a private cluster listens to this machine alone and
+requires a secret token; the user's is refused without a token, unless the user trusts the network.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUIET = {
 }  # fmt: skip
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then takes the loopback address, and listens to nothing else
 STORE = 80 << 20  # bytes of Ray's object store: jobs exchange files, not objects
-PREFIX, OWNER = "gpi-ray-", "owner"  # of directories of our own clusters, and the file that their runner has locked
+PREFIX, OWNER = "gpi-ray-", "owner"  # of directories of private clusters, and the file that their runner has locked
 ROOM = 40  # characters of a directory in which Ray's sockets still have a name that the kernel takes
 SECONDS = 60.0  # for a node to answer, and
 REACH = 5.0  # ... for its port to
@@ -48,7 +48,7 @@ class Where(NamedTuple):
     """The cluster that the user wants."""
 
     address: str = ""
-    """host:port of its head, or `auto`; empty: one of our own on this machine."""
+    """host:port of its head, or `auto`; empty: a private one on this machine."""
     trusted: bool = False
     """Whether the user trusts everybody who can reach it."""
 
@@ -104,7 +104,7 @@ def own_cluster(cores: int, gpus: int) -> Iterator[Any]:
 
 
 def remove_dead(place: Path) -> None:
-    """Remove the directories of clusters of our own whose runners were killed: they hold a token and logs."""
+    """Remove the directories of private clusters whose runners were killed: they hold a token and logs."""
     for path in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if path.lstat().st_uid == os.getuid() and not lives(path / OWNER):
@@ -134,7 +134,7 @@ def connect(ray: Any, what: str, **options: Any) -> None:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Throw away what is written to standard error: Ray's own lines, some twenty before it gives up a cluster."""
+    """Discard all output to standard error: Ray's own lines, some twenty before it gives up a cluster."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -213,10 +213,10 @@ def is_loopback(address: str) -> bool:
 
 
 def require_token() -> None:
-    """Raise UsageError unless Ray authenticates by a token that nobody else can read."""
+    """Raise UsageError unless Ray authenticates by a token that no other user can read."""
     remedy = "start the nodes and this with RAY_AUTH_MODE=token, or add --i-trust-this-network"
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
-        raise UsageError(f"whoever reaches a Ray cluster without a token can run code there; {remedy}")
+        raise UsageError(f"anyone who reaches a Ray cluster without a token can run code there; {remedy}")
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
@@ -290,7 +290,7 @@ def require_alike(
 ) -> list[str]:
     """Raise UsageError unless every node has the study's versions and sees its directory and locks; return notes.
 
-    `seen` is a file that this process has locked, and what it contains. Nodes are asked one after the other.
+    `seen` is a file that this process has locked, and its content. Nodes are asked one after the other.
     """
     notes = []
     for node in nodes:
@@ -306,7 +306,7 @@ def require_alike(
             rule = "so two could run one job"
             raise UsageError(f"{name} does not see locks on {seen['file']}, {rule}; use --shard without Ray")
         if token and found["authentication"].lower() != "token":
-            rule = "was started without RAY_AUTH_MODE=token, so whoever reaches it can run code there"
+            rule = "was started without RAY_AUTH_MODE=token, so anyone who reaches it can run code there"
             raise UsageError(f"{name} {rule}; start it with a token, or add --i-trust-this-network")
         if found["nice"] > os.nice(0):
             notes.append(f"{name} runs jobs at low priority; start it with RAY_worker_niceness=0")

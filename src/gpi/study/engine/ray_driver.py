@@ -1,6 +1,6 @@
 """The Ray engine: the same jobs as the local one, as tasks of a Ray cluster that run our command as a process.
 
-Ray only places tasks. What was lost with a worker or a node is noticed here and submitted again, from its last
+Ray only places tasks. A job lost with a worker or a node is noticed here and submitted again, from its last
 checkpoint; the directory alone says how far a job is, and its locks who runs it (see `ray_worker`).
 """
 
@@ -55,7 +55,7 @@ TICK, LOOK = 0.2, 2.0  # seconds between looks at tasks, and at the directory an
 LOCK = "ray.lock"
 LOST = "lost with its worker or node"
 DIED = "Ray's node on this machine has died, its jobs save and end"
-SAVING = ray_worker.SAVING + 30.0  # seconds until a node that does not answer is no longer waited for
+SAVING = ray_worker.SAVING + 30.0  # seconds to wait for a node that does not answer
 
 
 def run_on_ray(
@@ -154,10 +154,10 @@ class RayEngine:
     def __init__(
         self, ray: Any, study: StudyDir, todo: Sequence[Job], done: int, options: Options, screen: Screen, *, own: bool
     ):  # fmt: skip
-        """Take the jobs to do; nothing starts yet. No node ever joins a cluster of our own."""
+        """Take the jobs to do; nothing starts yet. No node ever joins a private cluster (`own`)."""
         self.ray, self.study, self.options, self.screen, self.own = ray, study, options, screen, own
         self.died, self.killed = False, 0
-        self.task = ray.remote(max_retries=0)(ray_worker.run_job)  # each attempt must have a number of its own
+        self.task = ray.remote(max_retries=0)(ray_worker.run_job)  # each attempt must have a unique number
         self.speeds = measured(study, study.jobs)
         entries = [self._entry(job) for job in todo]
         self.waiting = sorted(entries, key=lambda one: -self.speeds.remaining(one.job, one.best))
@@ -179,7 +179,7 @@ class RayEngine:
         return Waiting(job, "", last_timing(self.study.run(job))[0], failures=RETRIES if noted else 0, attempts=noted)
 
     def announce(self, nodes: Sequence[Node], jobs: int) -> None:
-        """Say what is about to run, and where."""
+        """Show how many jobs are about to run, and where."""
         share = gpu_share(nodes, self.study.layout)
         layout, room = self.study.layout, slots(nodes, self.study.layout, share)
         each = f"{plural(layout.cores, 'core')}{f' and {share:g} of a GPU' * (share > 0)} each"
@@ -303,7 +303,7 @@ class RayEngine:
         self.slots = slots(nodes, self.study.layout, self.share)
         self.died = self.own and not nodes
         if not self.slots and not self.died:
-            self._once("nodes", "wait   no node is left that can run a job; the study goes on when one comes")
+            self._once("nodes", "wait   no node is left that can run a job; the study continues when one joins")
         runners = read_runners(self.study.path)
         self._give_up({node.id for node in nodes}, runners)
         self.screen.show(self.standing(runners))

@@ -53,7 +53,7 @@ class Ended(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Jobs that nobody runs now."""
+        """Unfinished jobs that no runner has now, besides the failed ones."""
         return self.jobs - self.done - len(self.failed) - self.elsewhere
 
     @property
@@ -122,7 +122,7 @@ def measured(study: StudyDir, jobs: Sequence[Job]) -> Speeds:
 
 
 def announce(screen: Screen, study: StudyDir, jobs: Sequence[Job], todo: Sequence[Job], here: Places) -> None:
-    """Say what is about to run, and where."""
+    """Show how many jobs are about to run, and where."""
     layout = study.layout
     each = f"{plural(layout.cores, 'core')} each{', sharing the GPU' * (layout.platform == 'gpu')}"
     screen.say(
@@ -137,7 +137,7 @@ def announce(screen: Screen, study: StudyDir, jobs: Sequence[Job], todo: Sequenc
 
 
 def summary(ended: Ended, command: str) -> list[str]:
-    """Return the lines that end a runner's output: what is done, what is not, and what to do next."""
+    """Return the last lines of a runner's output: the jobs done, the jobs left, and the next command."""
     rate = f", {thousands(ended.steps / ended.seconds)} steps/s" if ended.steps and ended.seconds > 0 else ""
     took = f"{clock(ended.seconds)}, {thousands(ended.steps)} steps{rate}"
     lines = [f"{ended.done} of {plural(ended.jobs, 'job')} done; {took}"]
@@ -147,9 +147,9 @@ def summary(ended: Ended, command: str) -> list[str]:
     if ended.left:
         why = "interrupted" if ended.signal else "time is up" if ended.time_up else "no other job would end in time"
         lost = f"{plural(ended.killed, 'job')} killed before saving"
-        lines.append(f"{ended.why or f'{why}, ' + (lost if ended.killed else 'all saved')}; `{command}` goes on")
+        lines.append(f"{ended.why or f'{why}, ' + (lost if ended.killed else 'all saved')}; `{command}` continues")
     elif ended.failed:
-        lines.append(f"`{command}` tries what was set aside once more")
+        lines.append(f"`{command}` retries the jobs set aside")
     if ended.done:
         lines.append(f"next: gpi study report {ended.path}")
     return lines

@@ -69,7 +69,7 @@ class Screen:
             self.live = None
 
     def say(self, line: str) -> None:
-        """Show a line of text; jobs go on where nobody can read it."""
+        """Show a line of text; jobs continue even if it cannot be written."""
         if self.quiet:
             return
         with suppress(OSError):

@@ -19,7 +19,7 @@ class Speeds:
         """Measured over estimated seconds, by task and by name of the job."""
 
     def note(self, job: Job, steps: int, seconds: float) -> None:
-        """Learn from a run that took so many seconds for so many steps of each seed."""
+        """Learn from a run that took `seconds` for `steps` steps of each seed."""
         if steps > 0 and seconds > 0.0:
             self.ratios.setdefault(job.task, {})[job.name] = seconds / (steps * per_step(job))
 

@@ -20,14 +20,14 @@ class Stop:
     """Remembers signals, and the time until which the runner may work."""
 
     def __init__(self, seconds: float | None = None):
-        """Count from now; without `seconds` there is no end of time."""
+        """Count from now; without `seconds` the time is unlimited."""
         self.signals: list[int] = []
         self.patience = math.inf  # until when jobs may save after a signal
         self.end = math.inf if seconds is None else time.monotonic() + seconds
         self.saving = 0.0 if seconds is None else min(SAVING, seconds / 4)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal; whoever presses Ctrl-C is there to press it again, others wait for an end."""
+        """Handle a signal; a user who presses Ctrl-C can press it again, other senders wait for an end."""
         self.signals.append(number)
         if number != signal.SIGINT:
             self.patience = min(self.patience, time.monotonic() + SAVING)

@@ -1,4 +1,4 @@
-"""What is said of an arm over all tasks: aggregates, performance profiles, and the probability of improvement."""
+"""Arms over all tasks: aggregates, performance profiles, and the probability of improvement."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def aggregates_section(material: Material) -> Section | None:
         blocks += [aggregates_table(material, tasks, scores, end), profile_chart(material, tasks, scores, end)]
     found = improvement_table(material)
     text = (
-        "Arms can be compared over the same tasks and steps; others are in tables of their own. A mean over tasks "
+        "Arms can be compared over the same tasks and steps; others are in separate tables. A mean over tasks "
         "says nothing about a single one: see the differences task by task.",
     )
     return Section("aggregates", "Over all tasks", text, (*blocks, *([found] if found else [])))

@@ -34,9 +34,9 @@ RULE = (
     "The rule, written down before it was applied to any result: each claim is a quantity and a bar. It holds when the "
     "whole 95 % interval of the quantity is on the claim's side of the bar, does not hold when all of it is on the "
     "other side, and is undecided otherwise. It is not judged where a task or an arm that it needs is missing. "
-    "Words have a bar of their own, such as half of the tasks; a number of the paper is a claim of its own, that there "
-    "are at least as many, so that a study that repeats the number exactly is undecided about it.",
-    "Only all 28 tasks with kappa 0, 0.5 and 1 are the paper's own data. Kappa = 1 alone, and whatever is there while "
+    "A claim in words gets a bar chosen here, such as half of the tasks; each number of the paper makes a separate "
+    "claim, that there are at least as many, so that a study that repeats the number exactly is undecided about it.",
+    "Only all 28 tasks with kappa 0, 0.5 and 1 are the paper's own data. Kappa = 1 alone, and the available data while "
     "tasks are missing, are other experiments: the same rule is applied to them beside, and they are marked so. The "
     "paper takes the best of three kappas: what kappa = 1 alone does not reach is called so, and is not refuted.",
     "These intervals are over seeds: the tasks are taken as fixed, and a verdict is about these tasks. Over tasks says "
@@ -124,7 +124,7 @@ def between(one: Judgement, low: float, high: float) -> str | None:
 
 
 def over_tasks(one: Judgement) -> str | None:
-    """Return what is said over tasks: the interval, the sign test and the verdict."""
+    """Return a claim's cell over tasks: the verdict, the interval and the sign test; None without a verdict."""
     over = one.over_tasks
     if over is None or over.verdict == MISSING:
         return None

@@ -18,8 +18,8 @@ from gpi.training.progress import plural
 CERTAIN = 0.05
 P_NOTE = (
     f"p is the two-sided permutation test of the difference of means, exact up to {SPLITS_LIMIT:,} splits; adjusted p "
-    "by Benjamini and Hochberg over the tasks of the same two arms; the smallest p is what so many seeds allow, 0.0079 "
-    "for 5 against 5."
+    "by Benjamini and Hochberg over the tasks of the same two arms; the smallest p is the least that these numbers of "
+    "seeds allow, 0.0079 for 5 against 5."
 )
 Row = tuple[str | int | float | None, ...]
 

@@ -12,7 +12,7 @@ TEXT = (
     "The plain percentile bootstrap over seeds held 84 % (one task) and 90 % (23 tasks, IQM) on normal data: "
     "resampling five seeds understates their variance by a fifth, and takes the spread of five numbers for a known "
     "one. Both are corrected here: the variance by S/(S-1), and Student's quantile with the degrees of freedom of "
-    "Welch and Satterthwaite; shares have a least standard error besides, as five seeds on one side are no certainty.",
+    "Welch and Satterthwaite; shares have a least standard error besides, as five seeds on one side are not proof.",
     "Where every seed has all or nothing no such interval is safe: with a chance of 80 % all five seeds come out alike "
     "in a third of all studies, and the interval of a mean is then a point.",
     "The claims count tasks and choose the best arm, which jumps when seeds are resampled. Their intervals reach from "

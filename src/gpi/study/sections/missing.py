@@ -1,4 +1,4 @@
-"""What a report lacks: jobs without a result, seeds that are not finished; and what it takes to repeat the rest."""
+"""Missing results: jobs without any and seeds that are not finished; and the commands that repeat the rest."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ ABSENT = "no result"
 
 
 def missing_section(material: Material) -> Section:
-    """Return what is missing: jobs of the study without a result, and seeds that do not count."""
+    """Return the section of missing results: jobs of the study without any, and seeds that do not count."""
     rows = [*job_rows(material), *other_rows(material)]
     if not rows:
         every = "Every job of the study has its result" if material.jobs else "Nothing that was begun is missing"
-        return Section("missing", "What is missing", (f"{every}, and every seed is finished.",), ())
+        return Section("missing", "Missing results", (f"{every}, and every seed is finished.",), ())
     counts = Counter(str(row[3]) for row in rows)
     said = listed([f"{number:,} {state}" for state, number in counts.items()])
-    table = Table("missing", "What is missing", "Arms have the names that the study gives them.",
+    table = Table("missing", "Missing results", "Arms have the names that the study gives them.",
                   ("task", "arm", "seed", "state", "steps", "of"), tuple(rows),
                   tuple(Tags(str(row[0])) for row in rows))  # fmt: skip
     text = [f"{plural(len(rows), 'seed')} that do not count: {said}."]
     text += [meaning for state, meaning in MEANINGS.items() if state in counts]
     if gaps := absent_by_arm(rows):
         text.append(f"Without any result: {gaps}.")
-    return Section("missing", "What is missing", tuple(text), (table,))
+    return Section("missing", "Missing results", tuple(text), (table,))
 
 
 MEANINGS = {
-    FROZEN: "A frozen seed met a number that is not finite and was kept at its last good state while the others went "
-            "on. It has not taken all its steps and does not count, which flatters its arm.",
+    FROZEN: "A frozen seed met a number that is not finite and was kept at its last good state while the others "
+            "continued. It has not taken all its steps and does not count, which flatters its arm.",
     SILENT: "A seed without an episode at the end has no final performance.",
     UNFINISHED: "An unfinished seed has taken fewer steps than its run is to take: resume it.",
 }  # fmt: skip
@@ -80,7 +80,7 @@ def seeds_of(job: Job) -> range:
 
 
 def unasked(material: Material) -> int:
-    """Return how many runs there are that are no job of the study."""
+    """Return the number of runs that belong to no job of the study."""
     asked = {key_of(job.config) for job in material.jobs}
     return sum(run.key not in asked for run in material.results.runs) if material.jobs else 0
 
@@ -99,7 +99,7 @@ def commands_of(material: Material) -> tuple[str, ...]:
 
 
 def command_of(config: Config) -> str:
-    """Return the command that makes a run, with "$TASK" for its task; what is not the default is named."""
+    """Return the command that makes a run, with "$TASK" for its task; it names each setting that is not the default."""
     words = ["gpi", "train", '"$TASK"', "--algorithm", config.algorithm]
     usual = {field.name: field.default for field in dataclasses.fields(Config)}
     usual |= {"task": config.task, "algorithm": config.algorithm, "reset_each_batch": config.short_task in dmc.TASKS}

@@ -35,7 +35,7 @@ def pair_of(material: Material, arm: str, other: str) -> Pair | None:
 
 
 def settings_of(config: Config, **changed: object) -> tuple[str, int]:
-    """Return what makes an arm, whatever the task, with some settings changed; and its steps."""
+    """Return the key of an arm, the same for every task, with some settings changed; and its steps."""
     return key_of(dataclasses.replace(config, task="any", **changed)), config.steps  # type: ignore[arg-type]
 
 

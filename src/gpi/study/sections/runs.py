@@ -1,4 +1,4 @@
-"""What single seeds did: learning curves, and what was learned and lost again."""
+"""Single seeds: learning curves, and seeds that lost what they had learned."""
 
 from __future__ import annotations
 

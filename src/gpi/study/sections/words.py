@@ -65,13 +65,13 @@ class Material(NamedTuple):
         return tuple(task for task in tasks if task in known and np.isfinite(known[task].deviation))
 
     def tags(self, arm: str = "", task: str = "") -> Tags:
-        """Return the tags of what is about an arm, a task, or both."""
+        """Return the tags of a part about an arm, a task, or both."""
         config = self.results.arms.get(arm)
         return Tags(task, config.algorithm, kappa_of(config)) if config else Tags(task)
 
 
 def bounds_of(tasks: Iterable[str]) -> tuple[float, float]:
-    """Return the least and the largest return that tasks can have: 0 and 1,000 in the suite, else whatever."""
+    """Return the least and the largest return that tasks can have: 0 and 1,000 in the suite, else infinite."""
     return (0.0, SCALE) if all(task in dmc.TASKS for task in tasks) else WHOLE
 
 
