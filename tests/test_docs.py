@@ -169,3 +169,16 @@ def test_the_project_speaks_of_itself_alone():
             continue
         found = FOREIGN.search(text)
         assert not found, f"{path.relative_to(ROOT)} names {found and found[0]}"
+
+
+HABITS = re.compile(
+    r"so many|so much|of (?:its|their|our) own|of ours|of yours|goes on|go on\b|\b(?:is|are) no\b"
+    r"|\b[Ww]hat (?:is|was|it|are)\b|\b(?:[Ww]hatever|[Ww]hoever|[Nn]obody)\b"
+)
+
+
+def test_sentences_are_plain():
+    """Habits that make sentences hard to read: 438 of them once, and a few that are the right words."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    found = [f"{path.name}: {match[0]}" for path in pages for match in HABITS.finditer(path.read_text("utf-8"))]
+    assert len(found) <= 37, found
