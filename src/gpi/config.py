@@ -142,6 +142,11 @@ class Config:
         validate(self)
 
     @property
+    def seed_range(self) -> range:
+        """The seeds."""
+        return range(self.seed, self.seed + self.seeds)
+
+    @property
     def reuses(self) -> bool:
         """Whether the algorithm reuses samples of prior policies."""
         return ALGORITHMS[self.algorithm].reuses

@@ -189,9 +189,9 @@ def require_same_arm(old: Job, new: Job) -> None:
 
 def new_blocks(have: Iterable[Job], config: Config) -> list[tuple[int, int]]:
     """Return the wanted seeds that no job has, as blocks (first, number) of consecutive ones."""
-    taken = {seed for job in have for seed in range(job.config.seed, job.config.seed + job.config.seeds)}
+    taken = {seed for job in have for seed in job.config.seed_range}
     blocks: list[tuple[int, int]] = []
-    for seed in range(config.seed, config.seed + config.seeds):
+    for seed in config.seed_range:
         if seed in taken:
             continue
         if blocks and sum(blocks[-1]) == seed:

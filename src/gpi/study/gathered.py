@@ -82,15 +82,10 @@ def covered(study: StudyDir, environments: Mapping[str, str] | None = None) -> s
 
     def has(job: Job, task: str) -> bool:
         key = key_of(dataclasses.replace(job.config, task=task))
-        return all(steps.get((key, seed), 0) >= job.config.steps for seed in seeds(job))
+        return all(steps.get((key, seed), 0) >= job.config.steps for seed in job.config.seed_range)
 
     tasks = {job.task: {job.config.task, (environments or {}).get(job.task, job.task)} for job in study.jobs}
     return {job.name for job in study.jobs if any(has(job, task) for task in tasks[job.task])} if steps else set()
-
-
-def seeds(job: Job) -> range:
-    """Return the seeds of a job."""
-    return range(job.config.seed, job.config.seed + job.config.seeds)
 
 
 def own_results(study: StudyDir, *, unfinished: bool, quiet: bool, keep: bool) -> list[Placed]:
@@ -190,7 +185,7 @@ def require_whole_blocks(study: StudyDir, results: Sequence[Result]) -> None:
     for result in results:
         have.setdefault(result.key, set()).update(result.seeds)
     for job in study.jobs:
-        missing = set(seeds(job)) - have.get(key_of(job.config), set())
+        missing = set(job.config.seed_range) - have.get(key_of(job.config), set())
         if 0 < len(missing) < job.config.seeds:
             rule = f"but that is one job of this study, with seed {min(missing)} too"
             raise UsageError(f"some seeds of {job.name} have a result, {rule}; merge into a separate directory")

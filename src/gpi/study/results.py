@@ -69,7 +69,7 @@ class Result:
     @property
     def seeds(self) -> range:
         """The seeds."""
-        return range(self.config.seed, self.config.seed + self.config.seeds)
+        return self.config.seed_range
 
     @property
     def key(self) -> str:

@@ -24,7 +24,7 @@ from gpi.study.directory import FILE, Failure, Layout, StudyDir, open_study, rea
 from gpi.study.engine.runners import read_runners
 from gpi.study.estimate import core_seconds
 from gpi.study.frame import arm_of
-from gpi.study.gathered import PACKS, packed, seeds
+from gpi.study.gathered import PACKS, packed
 from gpi.study.results import Placed, key_of
 
 State = Literal["done", "running", "waiting", "failed"]
@@ -196,10 +196,11 @@ class Watch:
         found = {}
         for job in study.jobs if have else ():
             key = key_of(job.config)
-            some = [have[key, seed] for seed in seeds(job) if (key, seed) in have]
+            seeds = job.config.seed_range
+            some = [have[key, seed] for seed in seeds if (key, seed) in have]
             steps = min((max(one.result.steps) for one in some), default=0)
             if len(some) == job.config.seeds and steps >= job.config.steps:
-                finals = [one.result.final[seed - one.result.config.seed] for one, seed in zip(some, seeds(job))]  # noqa: B905
+                finals = [one.result.final[seed - one.result.config.seed] for one, seed in zip(some, seeds)]  # noqa: B905
                 found[job.name] = Seen(True, steps, mean(finals), 0.0)
         return found
 

@@ -78,9 +78,8 @@ def resolve(config: Config, make: Make | None = None, callbacks: Sequence[Callba
     if config.reset_each_batch is None:
         config = dataclasses.replace(config, reset_each_batch=task.horizon is not None)
     validate_batch(config, task.horizon)
-    seeds = range(config.seed, config.seed + config.seeds)
     evaluations = [Evaluate(config.eval_every, config.eval_episodes)] if config.eval_every else []
-    job = Job(config, task, plan_of(config), seeds, make, [*evaluations, *callbacks])
+    job = Job(config, task, plan_of(config), config.seed_range, make, [*evaluations, *callbacks])
     validate_keeping(job)
     return job
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from gpi.config import Config
 from gpi.envs import dmc
 from gpi.report.blocks import Section, Table, Tags
-from gpi.study.definition import Job
 from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED
 from gpi.study.results import NOT_OF_ARM, key_of
 from gpi.study.sections.words import Material, listed
@@ -57,7 +56,7 @@ def job_rows(material: Material) -> Iterator[Row]:
     runs = material.results.runs
     known = {(runs[row.run].key, row.seed): row for row in material.results.seeds}
     for job in material.jobs:
-        for seed in seeds_of(job):
+        for seed in job.config.seed_range:
             row = known.get((key_of(job.config), seed))
             if row is None:
                 yield job.task, job.arm, seed, ABSENT, 0, job.config.steps
@@ -68,15 +67,10 @@ def job_rows(material: Material) -> Iterator[Row]:
 
 def other_rows(material: Material) -> Iterator[Row]:
     """Yield every seed that is not finished and that no job of the study asks for."""
-    asked = {(key_of(job.config), seed) for job in material.jobs for seed in seeds_of(job)}
+    asked = {(key_of(job.config), seed) for job in material.jobs for seed in job.config.seed_range}
     for row in material.results.seeds:
         if row.state != FINISHED and (material.results.runs[row.run].key, row.seed) not in asked:
             yield row.task, row.arm, row.seed, row.state, row.steps, row.goal
-
-
-def seeds_of(job: Job) -> range:
-    """Return the seeds of a job."""
-    return range(job.config.seed, job.config.seed + job.config.seeds)
 
 
 def unasked(material: Material) -> int:
