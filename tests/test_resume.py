@@ -101,7 +101,7 @@ def test_a_run_killed_ten_times_in_a_row_ends_as_if_never_killed(algorithm: str,
             process = gpi_process(*arguments)
             time.sleep(0.7 * whole)
             process.terminate()
-            ended(process, 143, 0)
+            ended(process, 143, 0, -signal.SIGTERM)  # the last: the run had ended and gave its signals back
         else:
             ended(gpi_process(*arguments, failpoint=kill), -signal.SIGKILL, 0)
         assert i < 2 or checkpoint.saved(run), "a run that was saved stays saved"
