@@ -232,6 +232,16 @@ def test_a_shares_exact_interval_and_the_sign_test_are_scipys(k: int, n: int):
     assert sign_test(k, n) == pytest.approx(found.pvalue)
 
 
+
+def test_at_the_lower_end_of_a_share_as_many_or_more_have_a_chance_of_one_in_forty():
+    def at_least(k: int, n: int, p: float) -> float:
+        return sum(math.comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in range(k, n + 1))
+
+    low, high = exact_share(14, 19)
+    assert at_least(14, 19, low) == pytest.approx(0.025) and at_least(5, 19, 1.0 - high) == pytest.approx(0.025)
+    assert sign_test(14, 19) == pytest.approx(2 * at_least(14, 19, 0.5)) and exact_share(0, 5)[0] == 0.0
+
+
 def test_the_smallest_p_is_reached_by_arms_that_do_not_overlap():
     assert smallest_p(5, 5) == 2 / 252
     for m, n in ((5, 5), (3, 6), (10, 10)):
