@@ -132,7 +132,7 @@ class Normalising(NamedTuple):
     follow: Callable[
         [Agent, Normaliser, Normaliser, Buffer, Sample, Hyper, Static], tuple[Agent, Normaliser]
     ]  # agent and statistics that act next
-    raw: bool  # whether the buffer holds rollouts as they came
+    raw: bool  # whether the buffer keeps rollouts as prior policies saw them and observations as they came
 
 
-NORMALISING = {"paper": Normalising(as_stored, move, raw=False), "still": Normalising(seen_now, follow, raw=True)}
+NORMALISING = {"paper": Normalising(as_stored, move, raw=True), "still": Normalising(seen_now, follow, raw=False)}

@@ -116,7 +116,7 @@ def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shap
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
     return State(
         Agent(init_adam(theta), init_adam(phi), jnp.asarray(job.config.lr, jnp.float32)),
-        init_buffer(rollout, len(job.plan.nu), raw=not NORMALISING[static_of(job.config).normaliser].raw),
+        init_buffer(rollout, len(job.plan.nu), raw=NORMALISING[static_of(job.config).normaliser].raw),
         normaliser.init_normaliser(spec.observation_size),
         key,
         jnp.int32(faults.NONE),
