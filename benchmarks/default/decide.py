@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.config import Config
-from gpi.core.trust import TRUST
 from gpi.student import student
 from gpi.study.frame import FINISHED, results_of
 from gpi.study.gathered import gathered, merge
 from gpi.study.statistics import aggregate, aggregate_difference
+from gpi.training.learner import static_of
 
 TASKS = ("walker-walk", "cheetah-run", "reacher-hard", "finger-turn_easy", "cartpole-swingup_sparse", "hopper-stand",
          "cartpole-balance_sparse", "pendulum-swingup")  # fmt: skip
@@ -56,8 +56,7 @@ def arm_of(config: Config) -> Arm | None:
     free = {*Arm._fields, *NOT_READ, *([] if config.reuses else ["kappa"])}
     if any(value != usual[name] for name, value in config.__dict__.items() if name not in free):
         return None
-    normaliser = TRUST[config.trust].normaliser if config.normaliser == "auto" else config.normaliser
-    return Arm(*(getattr(config, name) for name in Arm._fields))._replace(normaliser=normaliser)
+    return Arm(*(getattr(config, name) for name in Arm._fields))._replace(normaliser=static_of(config).normaliser)
 
 
 def read(paths: Iterable[Path]) -> dict[Arm, Finals]:
