@@ -232,7 +232,6 @@ def test_a_shares_exact_interval_and_the_sign_test_are_scipys(k: int, n: int):
     assert sign_test(k, n) == pytest.approx(found.pvalue)
 
 
-
 def test_at_the_lower_end_of_a_share_as_many_or_more_have_a_chance_of_one_in_forty():
     def at_least(k: int, n: int, p: float) -> float:
         return sum(math.comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in range(k, n + 1))
