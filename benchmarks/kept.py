@@ -28,12 +28,15 @@ from gpi.rundir.course import Course, Scale, course_at
 from gpi.student import student
 from gpi.study.frame import FINISHED, Results, arm_of, results_of
 from gpi.study.gathered import gathered, merge
+from gpi.study.results import Result
 from gpi.study.statistics import aggregate_difference
 
 SCALE = Scale(0.0, 100.0)  # committed before the data: something is learned above 100
 RULES = ("geppo", "getrpo", "gevmpo")
 MODES = ("paper", "keep")
+ESTIMATES = {"lost": "(1 - ratio)+", "acted": "(1 - ratio)+, as they act"}  # `penalty_lost` and `penalty_acted`
 COMPARED = ("difference", "95 % over seeds", "95 % over tasks")
+LOSSES = ("rule", "trust", "seeds", "learned", "lost a fifth", "lost half", "fell after their best", "worst kept")
 STILL = "paper, still"  # --trust paper --normaliser still
 TASKS = ("walker-walk", "cheetah-run", "reacher-hard", "finger-turn_easy", "cartpole-swingup_sparse", "hopper-stand",
          "cartpole-balance_sparse", "pendulum-swingup")  # fmt: skip
@@ -120,7 +123,8 @@ def loss_row(name: str, mode: str, mine: Sequence[Seed]) -> list[str]:
 
 
 def tables(seeds: Sequence[Seed]) -> None:
-    """Print losses by rule and mode, then final performance by task."""
+    """Print losses by rule with reuse and mode, then final performance by task."""
+    seeds = [s for s in seeds if s.rule in RULES]
     rows = []
     for rule in RULES:
         tasks = shared_tasks(seeds, rule)
@@ -130,8 +134,7 @@ def tables(seeds: Sequence[Seed]) -> None:
     for mode in MODES:
         mine = [s for s in seeds if s.mode == mode and s.task in shared_tasks(seeds, s.rule)]
         rows.append(loss_row("all", mode, mine))
-    header = ["rule", "trust", "seeds", "learned", "lost a fifth", "lost half", "fell after their best", "worst kept"]
-    print(markdown(header, rows))
+    print(markdown(LOSSES, rows))
     for seed in seeds:
         if seed.mode == "keep" and seed.course.lost_fifth:
             best, last = seed.course.best, seed.course.last
@@ -184,22 +187,28 @@ def ablation(seeds: Sequence[Seed]) -> None:
     rows = [[f"{', '.join(one)} less {', '.join(other)}", *compared(found[one], found[other])]
             for one, other in pairs if one in found and other in found]  # fmt: skip
     print(markdown(["seeds 0 to 4", *COMPARED], rows))
+    rows = [loss_row(rule, mode, [s for s in seeds if (s.rule, s.mode) == (rule, mode)]) for rule, mode in columns]
+    print(markdown(LOSSES, rows))
 
 
 def audit(results: Results) -> None:
-    """Print the updates outside eq (11), without reuse eq (2), by rule and mode, where they are, and the worst."""
+    """Print the updates outside eq (11), without reuse eq (2), by rule, mode and estimate, where, and the worst."""
     rows = []
-    runs = [run for run in results.runs if run.audit.get("estimate") == "lost"]
-    for rule, mode in sorted({(run.config.algorithm, mode_of(run.config)) for run in runs}):
-        mine = [run for run in runs if (run.config.algorithm, mode_of(run.config)) == (rule, mode)]
+    runs = [run for run in results.runs if run.audit.get("estimate") in ("lost", "acted")]
+
+    def kind(run: Result) -> tuple[str, str, str]:
+        return run.config.algorithm, mode_of(run.config), run.audit["estimate"]
+
+    for rule, mode, estimate in sorted({kind(run) for run in runs}):
+        mine = [run for run in runs if kind(run) == (rule, mode, estimate)]
         outside = Counter[str]()
         for run in mine:
             outside[run.config.short_task] += run.audit["penalty_violations"]
         worst = max(float(run.audit["worst"]["penalty"]["ratio"]) for run in mine)
         where = ", ".join(f"{task} {n}" for task, n in outside.most_common() if n)
         updates = f"{sum(run.audit['updates'] for run in mine):,}"
-        rows.append([rule, mode, updates, str(outside.total()), f"{worst:.5f}", where or "–"])
-    print("\n" + markdown(["rule", "trust", "updates", "outside eq (11)", "worst", "where"], rows))
+        rows.append([rule, mode, ESTIMATES[estimate], updates, str(outside.total()), f"{worst:.5f}", where or "–"])
+    print("\n" + markdown(["rule", "trust", "estimate", "updates", "outside eq (11)", "worst", "where"], rows))
 
 
 def difference(seeds: Sequence[Seed], rules: Sequence[str], tasks: Sequence[str]) -> tuple[float, float, float]:
