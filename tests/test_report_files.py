@@ -19,11 +19,9 @@ from test_study_page import ODD
 from gpi.errors import DiskError
 from gpi.report.blocks import Chart, Report, Section, Table
 from gpi.report.figures import encoded, figure_of, sheet_of
-from gpi.report.page.facets import facets_of
+from gpi.report.looks import looks_of
 from gpi.report.page.layout import charts_in, sheets
-from gpi.report.page.looks import looks_of
-from gpi.report.tables import csv_of
-from gpi.report.writing import parts_of, write_report
+from gpi.report.writing import csv_of, parts_of, write_report
 from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
 
@@ -34,7 +32,7 @@ def small() -> Report:
 
 def drawn(chart: Chart) -> dict[str, bytes]:
     report = Report("", (), (Section("s", "", (), (chart,)),), (), {})
-    return encoded(figure_of(chart, looks_of(report), facets_of(report)))
+    return encoded(figure_of(chart, looks_of(report)))
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +93,15 @@ def test_a_sheet_has_a_panel_for_every_task():
 def test_a_figure_shows_the_numbers_it_was_given():
     report = small()
     charts = {block.name: block for section in report.sections for block in section.blocks if isinstance(block, Chart)}
-    looks, facets = looks_of(report), facets_of(report)
+    looks = looks_of(report)
     chart = charts["curve-acrobot-swingup"]
-    [axis] = figure_of(chart, looks, facets).axes
+    [axis] = figure_of(chart, looks).axes
     lines = [np.asarray(line.get_ydata()) for line in axis.lines]
     for line in chart.lines:
         assert line.seeds is not None
         assert all(any(np.array_equal(one, drawn) for drawn in lines) for one in (line.y, *line.seeds))
     bars = charts["figure-3"]
-    [axis] = figure_of(bars, looks, facets).axes
+    [axis] = figure_of(bars, looks).axes
     assert [bar.get_width() for bar in axis.patches if isinstance(bar, Rectangle)] == pytest.approx(
         list(bars.lines[0].y)
     )
