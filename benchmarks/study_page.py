@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from gpi.report.blocks import Chart, Report, Table
-from gpi.report.figures import encoded, figure_of, sheet_of
-from gpi.report.looks import looks_of
+from gpi.study.contents import report_on
 from gpi.study.gathered import merge
-from gpi.study.reporting import report_on
+from gpi.study.report.blocks import Chart, Report, Table
+from gpi.study.report.figures import encoded, figure_of, sheet_of
+from gpi.study.report.looks import looks_of
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES, PACKS = ROOT / "docs/study.md", ROOT / "docs/img/study", ROOT / "benchmarks/study"

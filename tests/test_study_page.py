@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from gpi.report.axes import number_axis, ticks_in, value_axis
-from gpi.report.blocks import Chart, Line, Report, Section, Table, Tags
-from gpi.report.looks import COLOURS, DASHES, looks_of
-from gpi.report.page import HERE, POLICY, page, style
-from gpi.report.page.layout import arranged, facets_of
-from gpi.report.text import clean, shown, slug, slugs
+from gpi.study.report.axes import number_axis, ticks_in, value_axis
+from gpi.study.report.blocks import Chart, Line, Report, Section, Table, Tags
+from gpi.study.report.looks import COLOURS, DASHES, looks_of
+from gpi.study.report.page import HERE, POLICY, page, style
+from gpi.study.report.page.layout import arranged, facets_of
+from gpi.study.report.text import clean, shown, slug, slugs
 from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
 VOID = {"meta", "input", "br", "path", "rect", "circle", "line", "link", "img"}

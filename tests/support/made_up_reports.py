@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpi.report.blocks import Chart, Line, Report, Section, Table, Tags
+from gpi.study.report.blocks import Chart, Line, Report, Section, Table, Tags
 
 TASKS = (
     "acrobot-swingup", "acrobot-swingup_sparse", "ball_in_cup-catch", "cartpole-balance", "cartpole-balance_sparse",

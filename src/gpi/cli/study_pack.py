@@ -12,7 +12,7 @@ from gpi.errors import UsageError
 from gpi.study.gathered import gathered, merge
 from gpi.study.results import Result, merged, write_pack
 from gpi.study.sources import read_source
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs

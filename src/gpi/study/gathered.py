@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpi import files
-from gpi.counting import counted
 from gpi.errors import FileError, GpiError, UsageError
 from gpi.study.definition import Job
 from gpi.study.directory import FILE, StudyDir, open_study
 from gpi.study.results import Placed, Result, encode_pack, key_of, merged, read_pack, write_pack
 from gpi.study.sources import NEEDED, read_run, read_source, run_directories
+from gpi.terminal import counted
 
 PACKS, CACHE = "packs", "cache"
 READING = 2

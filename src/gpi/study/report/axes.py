@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.report.blocks import Chart, Line
+from gpi.study.report.blocks import Chart, Line
 
 FEW = 12  # points of a line that are drawn as points
 MANY = 6  # lines; with more, bands and seeds are fainter

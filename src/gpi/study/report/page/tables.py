@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gpi.report.blocks import Table, Tags
-from gpi.report.page.layout import Facets
-from gpi.report.text import NUMERIC, Cell, escape, shown
+from gpi.study.report.blocks import Table, Tags
+from gpi.study.report.page.layout import Facets
+from gpi.study.report.text import NUMERIC, Cell, escape, shown
 
 TALL = 30  # rows; longer tables scroll in a separate box
 WIDE = 8  # columns; wider tables have less air

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpi.report.axes import FEW, MANY, Axis, number_axis, value_axis
-from gpi.report.blocks import Chart, Line
-from gpi.report.looks import Look
-from gpi.report.page.layout import Facets
-from gpi.report.text import brief, escape, step_tick, tick
+from gpi.study.report.axes import FEW, MANY, Axis, number_axis, value_axis
+from gpi.study.report.blocks import Chart, Line
+from gpi.study.report.looks import Look
+from gpi.study.report.page.layout import Facets
+from gpi.study.report.text import brief, escape, step_tick, tick
 
 SIZE = 10_000
 FAR = 100 * SIZE

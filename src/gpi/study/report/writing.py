@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from gpi import files
-from gpi.counting import counted
 from gpi.errors import disk_error
-from gpi.report.blocks import Chart, Report, Table
-from gpi.report.figures import encoded, figure_of, sheet_of
-from gpi.report.looks import looks_of
-from gpi.report.page import page
-from gpi.report.page.layout import arranged, charts_in, sheets
-from gpi.report.text import Cell, clean
+from gpi.study.report.blocks import Chart, Report, Table
+from gpi.study.report.figures import encoded, figure_of, sheet_of
+from gpi.study.report.looks import looks_of
+from gpi.study.report.page import page
+from gpi.study.report.page.layout import arranged, charts_in, sheets
+from gpi.study.report.text import Cell, clean
+from gpi.terminal import counted
 
 RUNS = ("=", "+", "-", "@", "\t", "\r")  # a text that begins so is a formula to a spreadsheet
 Making = Callable[[], dict[str, bytes]]

@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gpi.report.axes import FEW, MANY, number_axis, seeds_at, value_at, value_axis
-from gpi.report.blocks import Chart, Line
 from gpi.report.curves import width_of
-from gpi.report.looks import COLOURS, DASHES, Look, Looks, look_of
-from gpi.report.text import clean, step_tick, tick
+from gpi.study.report.axes import FEW, MANY, number_axis, seeds_at, value_at, value_axis
+from gpi.study.report.blocks import Chart, Line
+from gpi.study.report.looks import COLOURS, DASHES, Look, Looks, look_of
+from gpi.study.report.text import clean, step_tick, tick
 
 DPI = {"png": 150, "svg": 100}  # of an SVG: its embedded pixels
 WIDTH = 7.0  # inches of a single figure

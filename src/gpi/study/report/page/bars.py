@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from gpi.report.axes import Axis, seeds_at, value_at, value_axis
-from gpi.report.blocks import Chart, Line, Tags
-from gpi.report.looks import Look, Looks, look_of
-from gpi.report.page.layout import Facets
-from gpi.report.page.lines import at_end
-from gpi.report.text import DASH, brief, decimal, escape, tick
+from gpi.study.report.axes import Axis, seeds_at, value_at, value_axis
+from gpi.study.report.blocks import Chart, Line, Tags
+from gpi.study.report.looks import Look, Looks, look_of
+from gpi.study.report.page.layout import Facets
+from gpi.study.report.page.lines import at_end
+from gpi.study.report.text import DASH, brief, decimal, escape, tick
 
 BAR, GAP = 11, 5  # pixels: of a bar, and above the first and below the last of a row
 TICKS = 6

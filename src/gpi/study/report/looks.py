@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpi.report.axes import value_at
-from gpi.report.blocks import Chart, Line, Report
+from gpi.study.report.axes import value_at
+from gpi.study.report.blocks import Chart, Line, Report
 
 
 class Colour(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from gpi.report.blocks import Chart, Report, Section, Table, Tags
-from gpi.report.text import slugs
+from gpi.study.report.blocks import Chart, Report, Section, Table, Tags
+from gpi.study.report.text import slugs
 
 Block = Table | Chart
 
