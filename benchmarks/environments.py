@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gpi
+from gpi.analysis.student import student
 from gpi.callbacks import Evaluate
 from gpi.core.plan import ALGORITHMS
 from gpi.evaluation import evaluate
 from gpi.report.curves import learning_curves
 from gpi.rundir.run import Run, open_run
-from gpi.student import student
 
 RECORD = Path(__file__).with_name("environments.jsonl")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5")

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from gpi.analysis.audit import summarise
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
-from gpi.report.audit import summarise
 from gpi.rundir.run import Run, open_run, read_rows
 
 TASKS = ("cheetah-run", "walker-walk", "cartpole-balance_sparse", "cartpole-swingup_sparse")

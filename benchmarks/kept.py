@@ -8,9 +8,9 @@ The second, of the packs, prints every number of that section, those of the stil
 --normaliser still`, seeds 0 to 4) among them, and the updates outside eq (11) by (1 - ratio)+.
 
 A seed that learned (best 50,000 steps above 100) has lost when its last 200,000 steps are below 80 % of that window and
-the difference exceeds three standard errors of the two (`gpi.rundir.course`). Final performance is the mean return of
-the last 204,800 steps; its difference is the mean over tasks, with an interval over seeds within tasks, and Student's
-over tasks. It is the difference of the best windows and that of what was lost from there to the end.
+the difference exceeds three standard errors of the two (`gpi.analysis.retention`). Final performance is the mean return
+of the last 204,800 steps; its difference is the mean over tasks, with an interval over seeds within tasks, and
+Student's over tasks. It is the difference of the best windows and that of what was lost from there to the end.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpi.analysis.retention import Retention, Scale, retention_at
+from gpi.analysis.student import student
 from gpi.config import Config
-from gpi.rundir.course import Course, Scale, course_at
-from gpi.student import student
 from gpi.study.frame import FINISHED, Results, arm_of, results_of
 from gpi.study.gathered import gathered, merge
 from gpi.study.results import Result
@@ -50,7 +50,7 @@ class Seed(NamedTuple):
     mode: str
     number: int
     final: float
-    course: Course
+    retention: Retention
 
 
 Part = Callable[[Seed], float]
@@ -62,12 +62,12 @@ def final(seed: Seed) -> float:
 
 def highest(seed: Seed) -> float:
     """The mean return of the best 50,000 steps."""
-    return seed.course.best.mean
+    return seed.retention.best.mean
 
 
 def kept(seed: Seed) -> float:
     """Final performance less that of the best 50,000 steps: what was lost, with a minus."""
-    return seed.final - seed.course.best.mean
+    return seed.final - seed.retention.best.mean
 
 
 def load(paths: Sequence[Path]) -> Results:
@@ -95,7 +95,7 @@ def seeds_of(results: Results) -> list[Seed]:
     for row in results.seeds:
         run = results.runs[row.run]
         if row.state == FINISHED:
-            one = course_at(run.curve[row.place], row.steps, SCALE, run.bin)
+            one = retention_at(run.curve[row.place], row.steps, SCALE, run.bin)
             seeds.append(Seed(row.task, row.algorithm, mode_of(run.config), row.seed, row.final, one))
     return seeds
 
@@ -114,7 +114,7 @@ def shared_tasks(seeds: Sequence[Seed], rule: str) -> list[str]:
 
 def loss_row(name: str, mode: str, mine: Sequence[Seed]) -> list[str]:
     """Return how many seeds of a rule and mode lost what they had learned."""
-    learned = [s.course for s in mine if s.course.learned]
+    learned = [s.retention for s in mine if s.retention.learned]
     fifth, half = sum(c.lost_fifth for c in learned), sum(c.lost_half for c in learned)
     share = f"{100 * fifth / len(learned):.1f} %" if learned else "-"
     worst = min((c.last.mean / c.best.mean for c in learned), default=float("nan"))
@@ -136,8 +136,8 @@ def tables(seeds: Sequence[Seed]) -> None:
         rows.append(loss_row("all", mode, mine))
     print(markdown(LOSSES, rows))
     for seed in seeds:
-        if seed.mode == "keep" and seed.course.lost_fifth:
-            best, last = seed.course.best, seed.course.last
+        if seed.mode == "keep" and seed.retention.lost_fifth:
+            best, last = seed.retention.best, seed.retention.last
             print(f"lost: {seed.task} {seed.rule} seed {seed.number}: {best.mean:.0f} to {last.mean:.0f}")
     rows = []
     for task in TASKS:
@@ -245,7 +245,7 @@ def figure(results: Results, path: Path) -> None:
     """Draw every seed's learning curve, a row per rule and a column per task."""
     from matplotlib.figure import Figure
 
-    from gpi.report.curves import COLOURS, thousands
+    from gpi.report.curves import COLOURS, step_label
     from gpi.report.pictures import require_picture, save_figure
 
     picture = Figure(figsize=(2.3 * len(TASKS), 2.2 * len(RULES) + 0.6), layout="constrained")
@@ -259,7 +259,7 @@ def figure(results: Results, path: Path) -> None:
                     draw(axes[row, column], *results.curves(task, name, points=50), looks[config.trust])
             axes[row, column].set_ylim(bottom=0)
             axes[row, column].spines[["top", "right"]].set_visible(False)
-            axes[row, column].xaxis.set_major_formatter(thousands)
+            axes[row, column].xaxis.set_major_formatter(step_label)
         axes[row, 0].set_ylabel(rule)
     for axis, task in zip(axes[0], TASKS, strict=True):
         axis.set_title(task, fontsize=9)

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from gpi.report.audit import courses_of
-from gpi.rundir.course import Course, Scale
+from gpi.analysis.audit import retentions_of
+from gpi.analysis.retention import Retention, Scale
 from gpi.rundir.run import Run, open_run, read_rows
 
 RECORD = Path(__file__).with_name("cause.jsonl")
@@ -35,7 +35,7 @@ SUDDEN = 20_480  # steps: 20 updates of 1,024 samples, or 10 of 2,048
 Line = dict[str, Any]
 
 
-def fall_of(steps: np.ndarray, returns: np.ndarray, one: Course) -> tuple[int, int]:
+def fall_of(steps: np.ndarray, returns: np.ndarray, one: Retention) -> tuple[int, int]:
     """The steps at which a fall began and had happened."""
     running = np.convolve(returns, np.ones(EPISODES) / EPISODES, "valid")
     ends = steps[EPISODES - 1 :]
@@ -57,7 +57,7 @@ def columns_of(run: Run) -> dict[str, np.ndarray]:
 def lines_of(task: str, arm: str, run: Run) -> list[Line]:
     """A line for each seed that learned."""
     table, episodes, lines = columns_of(run), run.all_episodes(), []
-    for seed, one in courses_of(run, table, SCALE).items():
+    for seed, one in retentions_of(run, table, SCALE).items():
         if not one.learned:
             continue
         end = int(table["steps"][table["seed"] == seed].max())
@@ -165,7 +165,7 @@ def figure(parsed: argparse.Namespace) -> None:
     """Draw every moment, every run and every seed of the record."""
     from matplotlib.figure import Figure
 
-    from gpi.report.curves import COLOURS, thousands
+    from gpi.report.curves import COLOURS, step_label
     from gpi.report.pictures import require_picture, save_figure
 
     lines = record()
@@ -181,7 +181,7 @@ def figure(parsed: argparse.Namespace) -> None:
         label = "statistics move (paper)" if run["normaliser"] == "paper" else f"fixed from {run['frozen_from']:,} on"
         axes[0, 1].plot([], [], color=colour, label=label)
         axes[0, 1].set_title(f"GePPO on {run['task']}, twice from the same state", fontsize=10)
-    axes[0, 1].xaxis.set_major_formatter(thousands)
+    axes[0, 1].xaxis.set_major_formatter(step_label)
     axes[0, 1].set(xlabel="environment steps", ylabel="return, mean of 10 episodes")
     axes[0, 1].legend(frameon=False, fontsize=8)
     seeds = [x for x in lines if x["kind"] == "seed"]

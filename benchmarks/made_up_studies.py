@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.rundir.random_policy import RandomPolicy
+from gpi.analysis.random_policy import RandomPolicy
 from gpi.study.claims import BEST, CLAIMS, Column, quantities
 from gpi.study.intervals import Statistic, Strata, cautious_interval, interval, least_of_shares
 from gpi.study.statistics import AGGREGATES, improvement, profile, welch

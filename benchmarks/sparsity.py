@@ -1,10 +1,10 @@
 """Measure what a uniformly random policy meets on the 28 tasks, 100,000 samples of each, for the package.
 
-python benchmarks/sparsity.py          # a few minutes on one core; writes src/gpi/rundir/random_policy.json
+python benchmarks/sparsity.py          # a few minutes on one core; writes src/gpi/analysis/random_policy.json
 """
 
+from gpi.analysis.random_policy import MEASURED
 from gpi.envs import dmc
-from gpi.rundir.random_policy import MEASURED
 from gpi.study.sparsity import encode, sample
 
 if __name__ == "__main__":

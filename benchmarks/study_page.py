@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from gpi.report.blocks import Chart, Report, Table
-from gpi.report.figures import encoded, figure_of, sheet_of
-from gpi.report.page.facets import facets_of
-from gpi.report.page.looks import looks_of
+from gpi.study.contents import report_on
 from gpi.study.gathered import merge
-from gpi.study.reporting import report_on
+from gpi.study.report.blocks import Chart, Report, Table
+from gpi.study.report.figures import encoded, figure_of, sheet_of
+from gpi.study.report.looks import looks_of
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES, PACKS = ROOT / "docs/study.md", ROOT / "docs/img/study", ROOT / "benchmarks/study"
@@ -61,10 +60,10 @@ def main() -> None:
 
 def pictures(report: Report) -> dict[str, Figure]:
     """Return the figures of the page: those of the paper, all learning curves, and the reuse curve as one."""
-    looks, facets = looks_of(report), facets_of(report)
+    looks = looks_of(report)
     charts = [block for section in report.sections for block in section.blocks if isinstance(block, Chart)]
     plain = {name: next(chart for chart in charts if chart.name.startswith(name)) for name in FIGURES}
-    found = {name: figure_of(chart, looks, facets) for name, chart in plain.items()}
+    found = {name: figure_of(chart, looks) for name, chart in plain.items()}
     curves = [chart for chart in charts if chart.name.startswith("curve-")]
     six = [chart._replace(lines=tuple(line for line in chart.lines if is_of_six(line.label))) for chart in curves]
     found["curves"] = sheet_of("Learning curves, kappa = 1", six, looks)

@@ -15,8 +15,8 @@ from gpi import cli
 from gpi.cli.train import numbers
 from gpi.config import Config
 from gpi.envs import dmc
-from gpi.report.audit import percent
-from gpi.rundir.course import final_performance, final_window, window_in_words
+from gpi.report.summary import percent
+from gpi.rundir.run import final_performance, final_window, window_in_words
 from gpi.rundir.tables import AUDIT, EPISODES, METRICS, Table
 from gpi.training.about import write_json
 from made_runs import job, make_run, make_study

@@ -162,9 +162,9 @@ def test_files_that_an_installer_linked_are_read(tmp_path: Path):
     shutil.copytree(package, tmp_path / "one" / "gpi", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=os.link)
     program = (
-        "from gpi.rundir.random_policy import random_returns; "
+        "from gpi.analysis.random_policy import random_returns; "
         "from gpi.study.definition import builtin_names, load_study; "
-        "from gpi.report import page; print(len(random_returns()), len(page.style()) > 999, "
+        "from gpi.study.report import page; print(len(random_returns()), len(page.style()) > 999, "
         "*(load_study(name).name for name in builtin_names()))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "two")}

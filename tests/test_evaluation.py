@@ -12,13 +12,13 @@ import pytest
 import envs_own
 import gpi
 from gpi import cli
+from gpi.analysis.student import student
 from gpi.callbacks import Evaluate, TensorBoard
 from gpi.envs import tasks
 from gpi.envs.pool import Spec
 from gpi.errors import FileError
 from gpi.evaluation import Evaluation, require_fit
 from gpi.standalone import CategoricalPolicy, GaussianPolicy
-from gpi.student import student
 from gpi.video import record
 from own_runs import ONE, Watch, done
 

@@ -15,7 +15,7 @@ from test_resume import ended, gpi_process, options_of
 
 import envs_own
 import gpi
-from gpi import cli, counting, files, policy_file
+from gpi import cli, files, policy_file, terminal
 from gpi.callbacks import Evaluate, Report
 from gpi.core import normaliser
 from gpi.core.plan import ALGORITHMS
@@ -407,7 +407,7 @@ def test_one_episode_has_no_interval(killed: Path, capsys: pytest.CaptureFixture
 
 
 def test_eval_shows_its_progress(killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(counting, "SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0.0)
     assert cli.main(["eval", str(killed), "--episodes", "2"]) == 0
     assert "episodes: 2 of 2" in capsys.readouterr().err
     gpi.evaluate(killed, episodes=1, quiet=True)

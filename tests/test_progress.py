@@ -12,8 +12,9 @@ import pytest
 
 from gpi.callbacks import Report
 from gpi.config import Config
+from gpi.terminal import thousands
 from gpi.training.job import resolve
-from gpi.training.progress import BAR, LiveLine, Progress, sentence, thousands
+from gpi.training.progress import BAR, LiveLine, Progress, sentence
 from gpi.training.session import Session
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -17,13 +17,11 @@ from PIL import Image
 from test_study_page import ODD
 
 from gpi.errors import DiskError
-from gpi.report.blocks import Chart, Report, Section, Table
-from gpi.report.figures import encoded, figure_of, sheet_of
-from gpi.report.page.facets import facets_of
-from gpi.report.page.layout import charts_in, sheets
-from gpi.report.page.looks import looks_of
-from gpi.report.tables import csv_of
-from gpi.report.writing import parts_of, write_report
+from gpi.study.report.blocks import Chart, Report, Section, Table
+from gpi.study.report.figures import encoded, figure_of, sheet_of
+from gpi.study.report.looks import looks_of
+from gpi.study.report.page.layout import charts_in, sheets
+from gpi.study.report.writing import csv_of, parts_of, write_report
 from made_up_reports import ARMS, HOSTILE, TASKS, hostile_report, made_up_report
 
 
@@ -34,7 +32,7 @@ def small() -> Report:
 
 def drawn(chart: Chart) -> dict[str, bytes]:
     report = Report("", (), (Section("s", "", (), (chart,)),), (), {})
-    return encoded(figure_of(chart, looks_of(report), facets_of(report)))
+    return encoded(figure_of(chart, looks_of(report)))
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +93,15 @@ def test_a_sheet_has_a_panel_for_every_task():
 def test_a_figure_shows_the_numbers_it_was_given():
     report = small()
     charts = {block.name: block for section in report.sections for block in section.blocks if isinstance(block, Chart)}
-    looks, facets = looks_of(report), facets_of(report)
+    looks = looks_of(report)
     chart = charts["curve-acrobot-swingup"]
-    [axis] = figure_of(chart, looks, facets).axes
+    [axis] = figure_of(chart, looks).axes
     lines = [np.asarray(line.get_ydata()) for line in axis.lines]
     for line in chart.lines:
         assert line.seeds is not None
         assert all(any(np.array_equal(one, drawn) for drawn in lines) for one in (line.y, *line.seeds))
     bars = charts["figure-3"]
-    [axis] = figure_of(bars, looks, facets).axes
+    [axis] = figure_of(bars, looks).axes
     assert [bar.get_width() for bar in axis.patches if isinstance(bar, Rectangle)] == pytest.approx(
         list(bars.lines[0].y)
     )
@@ -168,7 +166,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
 
 def test_a_report_that_fails_half_way_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "report.html").write_text("old")
-    monkeypatch.setattr("gpi.report.writing.csv_of", lambda table: 1 / 0)
+    monkeypatch.setattr("gpi.study.report.writing.csv_of", lambda table: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_report(small(), tmp_path, quiet=True)
     assert (tmp_path / "report.html").read_text() == "old"
@@ -179,7 +177,7 @@ ANEW = """
 import hashlib, sys
 from pathlib import Path
 from made_up_reports import made_up_report
-from gpi.report.writing import write_report
+from gpi.study.report.writing import write_report
 for path in sorted(write_report(made_up_report(), Path(sys.argv[1]))):
     print(path.name, hashlib.sha256(path.read_bytes()).hexdigest())
 """

@@ -22,11 +22,11 @@ from test_cli import audited, refused, run_directory
 import envs_own
 import gpi
 from gpi import cli
+from gpi.analysis.audit import columns, summarise
+from gpi.analysis.calibration import spans_of
 from gpi.callbacks import Evaluate
 from gpi.errors import DiskError, UsageError
-from gpi.report.audit import columns, summarise
 from gpi.report.audit_figure import audit_figure
-from gpi.report.calibration import spans_of
 from gpi.report.curves import COLOURS, curves_figure
 from gpi.report.labels import labels
 from gpi.report.pictures import encode_figure, save_figure

@@ -10,11 +10,11 @@ import pytest
 from made_up_studies import CASES, NAMES, TABLE, coverage
 from scipy import stats
 
+from gpi.analysis.random_policy import RandomPolicy, scale_of
+from gpi.analysis.retention import Retention, Scale, bin_of, curve_of, retention_at, window
+from gpi.analysis.retention import retention as retention_of
+from gpi.analysis.student import t_quantile
 from gpi.errors import UsageError
-from gpi.rundir.course import Course, Scale, bin_of, course_at, curve_of, window
-from gpi.rundir.course import course as course_of
-from gpi.rundir.random_policy import RandomPolicy, scale_of
-from gpi.student import t_quantile
 from gpi.study import intervals, statistics
 from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of
 from gpi.study.learning import learning_occurs
@@ -278,8 +278,8 @@ def test_p_values_are_adjusted_for_their_number():
 SCALE = Scale(0.0, 100.0)
 
 
-def course(points: np.ndarray, scale: Scale | None = SCALE) -> Course:
-    return course_of(points, scale)
+def loss_of(points: np.ndarray, scale: Scale | None = SCALE) -> Retention:
+    return retention_of(points, scale)
 
 
 def curve(*levels: tuple[int, float], spread: float = 30.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -293,7 +293,7 @@ def curve(*levels: tuple[int, float], spread: float = 30.0, seed: int = 0) -> tu
 
 def test_windows_are_those_of_the_episodes_themselves():
     steps, returns, points = curve((30, 0), (10, 500), (60, 300))
-    found = course(points)
+    found = loss_of(points)
     windows = [returns[(steps > 10_000 * i) & (steps <= 10_000 * (i + 5))] for i in range(96)]
     best = max(windows, key=np.mean)
     assert found.best == pytest.approx((50, best.mean(), stats.sem(best)), rel=1e-3)
@@ -304,10 +304,10 @@ def test_windows_are_those_of_the_episodes_themselves():
 def test_a_bin_that_the_steps_hardly_reach_into_has_no_say():
     points = curve((80, 0), (1, 900), (19, 100))[2]
     longer = np.concatenate([points, np.zeros((1, 3), np.float32)])  # 977 batches of 1,024 are 1,000,448 steps
-    assert course_at(longer, 1_000_448, SCALE) == course(points) and course_at(longer, 1_005_001, SCALE) == course(
-        longer
-    )
-    assert course(longer).last.episodes == 190 and course_at(points[:1], 10, SCALE).last.episodes == 10
+    assert retention_at(longer, 1_000_448, SCALE) == loss_of(points) and retention_at(
+        longer, 1_005_001, SCALE
+    ) == loss_of(longer)
+    assert loss_of(longer).last.episodes == 190 and retention_at(points[:1], 10, SCALE).last.episodes == 10
 
 
 @pytest.mark.parametrize(
@@ -317,35 +317,37 @@ def test_a_bin_that_the_steps_hardly_reach_into_has_no_say():
      (((3, 700),), 10, (False, False, False)), (((100, 800),), 0, (True, False, False))],
 )  # fmt: skip
 def test_what_was_learned_and_lost(levels: tuple[tuple[int, float], ...], spread: float, verdict: tuple[bool, ...]):
-    found = course(curve(*levels, spread=spread)[2])
+    found = loss_of(curve(*levels, spread=spread)[2])
     assert (found.learned, found.lost_fifth, found.lost_half) == verdict
 
 
 def test_a_seed_that_learned_late_did_not_fall():
-    late = course(curve((80, 10), (20, 10), (15, 800))[2])
+    late = loss_of(curve((80, 10), (20, 10), (15, 800))[2])
     assert late.lost_fifth and not late.fell
-    fallen = course(curve((40, 0), (10, 900), (50, 100))[2])
+    fallen = loss_of(curve((40, 0), (10, 900), (50, 100))[2])
     assert fallen.fell and fallen.after == fallen.last and fallen.best_end in range(450_000, 510_000, 10_000)
-    within = course(curve((85, 0), (6, 900), (9, 100))[2])
+    within = loss_of(curve((85, 0), (6, 900), (9, 100))[2])
     assert within.fell and within.after.episodes in (90, 100) and within.after.mean < 200
-    recovered = course(curve((80, 800), (10, 0), (10, 900))[2])
+    recovered = loss_of(curve((80, 800), (10, 0), (10, 900))[2])
     assert recovered.lost_fifth and not recovered.fell
 
 
 def test_windows_without_episodes():
     points = np.zeros((40, 3))
     assert (
-        course(points).learned is False and math.isnan(course(points).last.mean) and course(points).best.episodes == 0
+        loss_of(points).learned is False
+        and math.isnan(loss_of(points).last.mean)
+        and loss_of(points).best.episodes == 0
     )
     points[3] = 1, 900, 900**2  # one episode has no spread, and makes no best window
-    assert not course(points).learned and window(points[:5]).error == math.inf
-    assert course(points).why_not == "the run is too short", "no window has ten episodes"
+    assert not loss_of(points).learned and window(points[:5]).error == math.inf
+    assert loss_of(points).why_not == "the run is too short", "no window has ten episodes"
     points[10] = 10, 500, 500**2
-    found = course(points)
+    found = loss_of(points)
     assert found.best == (10, 500, 0) and found.learned and not found.lost_half, "nothing is known about the end"
     for wrong in (np.zeros((0, 3)), np.zeros((4, 2)), np.full((4, 3), np.nan)):
         with pytest.raises(UsageError, match="bins, 3"):
-            course(wrong)
+            loss_of(wrong)
 
 
 @pytest.mark.parametrize("steps", [20_000, 50_000, 500_000, 1_000_000, 10_000_000])
@@ -353,7 +355,7 @@ def test_windows_are_shares_of_the_run(steps: int):
     size = bin_of(steps)
     ends = np.arange(steps // 1_000, steps + 1, steps // 1_000)
     returns = np.where(ends <= 0.6 * steps, 500.0, 350.0) + np.random.default_rng(0).normal(0, 10, len(ends))
-    found = course_at(curve_of(ends, returns, -(-steps // size), size), steps, SCALE, size)
+    found = retention_at(curve_of(ends, returns, -(-steps // size), size), steps, SCALE, size)
     assert (found.best.episodes, found.last.episodes) == (50, 200) and found.learned and found.fell
     assert 0.05 * steps <= found.best_end <= 0.6 * steps and found.last == found.after
 
@@ -365,11 +367,13 @@ def test_returns_count_from_the_random_policy_where_no_scale_is_known():
     walker = scale_of("walker-walk")
     assert walker and walker.zero == 0.0 and walker.learned == pytest.approx(32.1 + 0.1 * (1000 - 32.1), abs=0.1)
     points = curve((60, -200), (40, -500))[2]
-    found = course(points, scale_of("Pendulum-v1", pendulum))
-    assert found.learned and found.lost_fifth and found.kept(found.last) == pytest.approx(70, abs=1)
-    assert not course(points, Scale(-1200.0, -190.0)).learned and not course(points, Scale(-2700.0, -900.0)).lost_fifth
-    assert course(points, None).why_not == "the random policy is not known" and not course(points, None).learned
-    assert course(points[:19]).why_not == "the run is too short"
+    found = loss_of(points, scale_of("Pendulum-v1", pendulum))
+    assert found.learned and found.lost_fifth and found.retained(found.last) == pytest.approx(70, abs=1)
+    assert (
+        not loss_of(points, Scale(-1200.0, -190.0)).learned and not loss_of(points, Scale(-2700.0, -900.0)).lost_fifth
+    )
+    assert loss_of(points, None).why_not == "the random policy is not known" and not loss_of(points, None).learned
+    assert loss_of(points[:19]).why_not == "the run is too short"
 
 
 def test_learning_occurs_above_the_margin():

@@ -11,14 +11,14 @@ import pytest
 
 import gpi
 from gpi import cli
+from gpi.analysis.random_policy import random_returns
 from gpi.envs import dmc
 from gpi.errors import GpiError, UsageError
-from gpi.rundir.random_policy import random_returns
+from gpi.study.contents import report_on
 from gpi.study.definition import TASK_GROUPS, Study, arm_name, builtin_names, load_study
 from gpi.study.directory import open_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours
 from gpi.study.frame import results_of
-from gpi.study.reporting import report_on
 from gpi.study.sparsity import sample, sparsity_of
 from made_results import made
 from made_runs import job, make_study

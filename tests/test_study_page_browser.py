@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from browser import BROWSERS, CHROMIUM
-from gpi.report.blocks import Chart, Report
-from gpi.report.page import page
-from gpi.report.page.text import clean
+from gpi.study.report.blocks import Chart, Report
+from gpi.study.report.page import page
+from gpi.study.report.text import clean
 from made_up_reports import ARMS, HOSTILE, SEEDS, TASKS, hostile_report, made_up_report
 
 if TYPE_CHECKING:

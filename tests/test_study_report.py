@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gpi.analysis.random_policy import RandomPolicy
+from gpi.analysis.retention import BIN
 from gpi.cli import parser
 from gpi.config import Config
 from gpi.envs import dmc
 from gpi.errors import UsageError
-from gpi.report.blocks import Chart, Report, Section, Table
-from gpi.report.page import page
-from gpi.rundir.course import BIN
-from gpi.rundir.random_policy import RandomPolicy
 from gpi.study.claims import MISSING
 from gpi.study.contents import report_of
 from gpi.study.definition import Job, load_study
 from gpi.study.frame import arm_of, results_of
 from gpi.study.limits import RETURN
+from gpi.study.report.blocks import Chart, Report, Section, Table
+from gpi.study.report.page import page
 from gpi.study.results import Result, read_pack
 from gpi.study.sections.missing import command_of
 from gpi.study.statistics import AGGREGATES, aggregate

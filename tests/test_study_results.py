@@ -14,9 +14,10 @@ import gpi
 import hostile
 import made_runs
 from gpi import files
+from gpi.analysis.retention import BIN, bin_of, curve_of, joined
 from gpi.config import Config, expanded
 from gpi.errors import FileError, UsageError
-from gpi.rundir.course import BIN, bin_of, curve_of, final_performance, joined
+from gpi.rundir.run import final_performance
 from gpi.study import results
 from gpi.study.definition import load_study
 from gpi.study.frame import results_of

@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
-from gpi import cli, counting, standalone, video
+from gpi import cli, standalone, terminal, video
 from gpi.envs import cameras, dmc, envpool, rendering, tasks
 from gpi.envs.pool import Spec
 from gpi.errors import DiskError, EnvironmentFault, UsageError
@@ -493,7 +493,7 @@ def test_an_environment_without_cameras_refuses_one(tmp_path: Path):
 def test_progress_is_shown_beside_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(counting, "SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0.0)
     film_of(Slide, tmp_path / "film.gif", quiet=True)
     assert capsys.readouterr() == ("", "")
     film_of(Slide, tmp_path / "film.gif", fps=13)

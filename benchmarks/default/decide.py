@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpi.analysis.student import student
 from gpi.config import Config
-from gpi.student import student
 from gpi.study.frame import FINISHED, results_of
 from gpi.study.gathered import gathered, merge
 from gpi.study.statistics import aggregate, aggregate_difference

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+from gpi.analysis.audit import AuditSummary, summarise
 from gpi.callbacks import Callback, TensorBoard
 from gpi.config import Config, checked_type, expanded, require_known
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
 from gpi.files import path_of, shown
-from gpi.report.audit import AuditSummary, summarise
 from gpi.run import Run
 from gpi.rundir import run as rundir
 from gpi.rundir.run import open_run

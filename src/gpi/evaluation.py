@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from gpi.analysis.student import student
 from gpi.config import require_positive
-from gpi.counting import counted
 from gpi.envs import tasks
 from gpi.envs.episodes import Episode, EpisodeCounter
 from gpi.envs.seeds import env_seeds
@@ -22,7 +22,7 @@ from gpi.errors import EnvironmentFault, UsageError
 from gpi.rundir.policies import Which, find, steps_of
 from gpi.rundir.run import Run
 from gpi.standalone import GaussianPolicy, Policy
-from gpi.student import student
+from gpi.terminal import counted
 
 if TYPE_CHECKING:  # reading results must not start an environment
     from gpi.envs.importing import Make

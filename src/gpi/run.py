@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpi import evaluation, video
+from gpi.analysis.audit import AuditSummary, summarise
 from gpi.errors import UsageError
 from gpi.evaluation import Evaluation
 from gpi.export import Exported, export
 from gpi.files import path_of
-from gpi.report.audit import AuditSummary, summarise
-from gpi.report.notebook import as_html, as_text
 from gpi.report.pictures import Picture, encode_figure, require_picture, save_figure
+from gpi.report.summary import as_html, as_text
 from gpi.rundir import run as files
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpi import files
-from gpi.counting import counted
 from gpi.envs import rendering
 from gpi.envs.seeds import env_seeds
 from gpi.errors import DiskError, EnvironmentFault, GpiError, UsageError, disk_error
 from gpi.evaluation import act, require_fit
+from gpi.terminal import counted
 
 if TYPE_CHECKING:  # checking the request must start no environment
     from gpi.envs.importing import Make

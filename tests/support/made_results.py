@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from gpi.analysis.retention import BIN
 from gpi.config import Config
-from gpi.rundir.course import BIN
 from gpi.study.results import Result
 
 VERSIONS = {"python": "3.12.3", "jax": "0.11.2", "envpool": "1.2.5"}

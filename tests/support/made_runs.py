@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpi.config import Config
-from gpi.rundir.course import final_window
-from gpi.rundir.run import Run
+from gpi.rundir.run import Run, final_window
 from gpi.study.definition import Job
 from gpi.study.directory import Layout, StudyDir, write_study
 

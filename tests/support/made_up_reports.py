@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpi.report.blocks import Chart, Line, Report, Section, Table, Tags
+from gpi.study.report.blocks import Chart, Line, Report, Section, Table, Tags
 
 TASKS = (
     "acrobot-swingup", "acrobot-swingup_sparse", "ball_in_cup-catch", "cartpole-balance", "cartpole-balance_sparse",
@@ -179,10 +179,9 @@ def aggregates(rng: np.random.Generator, arms: Sequence[Tags], finals: np.ndarra
             Table("aggregates", "Aggregates over all tasks", "", ("arm", "mean", "median", "IQM", "optimality gap"),
                   rows, about, 3),
             Chart("iqm", "Interquartile mean", "Over all runs of all tasks.", "arm", "IQM of return / 1000",
-                  (Line("IQM", place, iqm, iqm - 0.02, iqm + 0.02),), names, name_tags=about, points=True),
+                  (Line("IQM", place, iqm, iqm - 0.02, iqm + 0.02),), names),
             Chart("improvement", "Probability of improvement over PPO", "0.5: an even chance.", "arm", "probability",
-                  (Line("p", place, better, better - 0.06, better + 0.06),), names, name_tags=about, points=True,
-                  reference=0.5, y_range=(0.0, 1.0)),
+                  (Line("p", place, better, better - 0.06, better + 0.06),), names, y_range=(0.0, 1.0)),
             Chart("profiles", "Performance profiles", "Share of runs above a score.", "score τ",
                   "share of runs above τ", profiles, y_range=(0.0, 1.0)),
         ),
@@ -201,11 +200,10 @@ def details(rng: np.random.Generator, tasks: Sequence[str], arms: Sequence[Tags]
         (
             Table("finals", "Final performance", "Mean over seeds.", ("task", *map(label, arms)),
                   tuple((task, *map(float, finals[i].mean(axis=-1))) for i, task in enumerate(tasks)),
-                  tuple(Tags(task=task) for task in tasks), column_tags=(Tags(), *arms)),
+                  tuple(Tags(task=task) for task in tasks)),
             Table("differences", "Differences from PPO", "Exact permutation test; q: Benjamini-Hochberg.",
                   ("task", "arm", "difference", "p", "q", "seeds"), differences,
-                  tuple(arms[j]._replace(task=tasks[i]) for i, j in pairs),
-                  column_digits=(None, None, None, 4, 4, None)),
+                  tuple(arms[j]._replace(task=tasks[i]) for i, j in pairs)),
             Table("lost", "Seeds that lost what they had learned", "Last 200k below 80 % of the best 50k.",
                   ("task", "arm", "seed"), ()),
         ),
@@ -223,7 +221,7 @@ def reuse(rng: np.random.Generator, tasks: Sequence[str]) -> Section:
         ("GePPO at kappa = 1 with a batch of 1,000 and B policies' worth of data.",),
         (
             Chart("reuse-curve", "Final performance by reuse", "10 seeds, 500k steps.", "B", "final performance",
-                  lines, log_x=True),
+                  lines),
         ),
     )  # fmt: skip
 

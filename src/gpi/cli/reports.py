@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpi.analysis.audit import summarise
 from gpi.cli.parsing import whole
 from gpi.config import EPS_RULE, MAX_EPS
 from gpi.errors import DiskError, UsageError
-from gpi.report.audit import audit_text, summarise
 from gpi.report.labels import without_repeats
 from gpi.report.pictures import require_picture
+from gpi.report.summary import audit_text
 from gpi.rundir.run import open_run
 from gpi.theory.mixture import Mixture, mixture
 

@@ -15,7 +15,7 @@ from gpi.cli.study_status import add_status
 from gpi.machine import cores
 from gpi.study.definition import Job, Study, builtin_names, load_study
 from gpi.study.estimate import core_seconds, disk_bytes, hours, size_in_words, time_in_words
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs

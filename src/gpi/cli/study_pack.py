@@ -12,7 +12,7 @@ from gpi.errors import UsageError
 from gpi.study.gathered import gathered, merge
 from gpi.study.results import Result, merged, write_pack
 from gpi.study.sources import read_source
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -28,7 +28,7 @@ def add_pack(actions: Verbs) -> None:
         description="Write the results of a study, or of any runs, into one file: curves, final performance, sums of "
         "the audit, versions. `gpi study merge` adds it to another study.",
     )  # fmt: skip
-    action.add_argument("dir", type=Path, metavar="DIR", help="a study's directory, or runs: a tree or an archive")
+    action.add_argument("dir", type=Path, metavar="DIR", help="a study's directory, or a tree of runs")
     action.add_argument("--out", type=Path, required=True, metavar="FILE", help=f"the pack, which ends in {SUFFIX}")
     action.add_argument("--all", action="store_true", help="runs that have not ended too, as far as they are")
     action.set_defaults(run=run_pack)
@@ -51,7 +51,7 @@ def run_pack(parsed: argparse.Namespace) -> int:
 
 
 def all_results(path: Path) -> list[Result]:
-    """Return all results of a study's directory, of a tree or of an archive."""
+    """Return all results of a study's directory, or of a tree."""
     if path.is_dir():
         return gathered(path, unfinished=True, quiet=False)
     found = read_source(path)
@@ -66,9 +66,7 @@ def add_merge(actions: Verbs) -> None:
         "are not run any more. Two different results of one seed, or of two versions of EnvPool, are refused.",
     )  # fmt: skip
     action.add_argument("dir", type=Path, metavar="DIR", help="the study's directory; made if there is none")
-    action.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE", help="packs, run directories, trees or archives of them"
-    )
+    action.add_argument("files", type=Path, nargs="+", metavar="FILE", help="packs, run directories or trees of them")
     action.add_argument("--env", action="append", default=[], metavar="NAME=MODULE:ID", help=OWN)
     action.set_defaults(run=run_merge)
 

@@ -34,8 +34,8 @@ def add_report(actions: Verbs) -> None:
 
 def run_report(parsed: argparse.Namespace) -> int:
     """Write a report, and say where it is."""
-    from gpi.report.writing import write_report
-    from gpi.study.reporting import report_on
+    from gpi.study.contents import report_on
+    from gpi.study.report.writing import write_report
 
     out = parsed.out or parsed.dir / "report"
     report = report_on(parsed.dir, parsed.title, own=named(parsed.env), say=tell, quiet=False)

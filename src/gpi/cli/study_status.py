@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpi.study.status import JobStatus, Status, Watch
-from gpi.training.progress import clock, plural, thousands
+from gpi.terminal import clock, plural, thousands
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs

@@ -18,9 +18,8 @@ from gpi.config import FIRST, GROUPS, NORMALISERS, PRESETS, Config, kinds
 from gpi.config_file import NO_FILE, combined, read_settings
 from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
-from gpi.rundir.course import window_in_words
 from gpi.rundir.evaluations import best_mean
-from gpi.rundir.run import CURVE, Run
+from gpi.rundir.run import CURVE, Run, window_in_words
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs

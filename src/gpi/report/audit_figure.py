@@ -12,11 +12,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from gpi.report.audit import BOUNDS, AuditSummary, columns, percent
-from gpi.report.calibration import WINDOW, calibrate, spans_of
-from gpi.report.curves import COLOURS, thousands, wrapped
+from gpi.analysis.audit import BOUNDS, AuditSummary, columns
+from gpi.analysis.calibration import WINDOW, calibrate, spans_of
+from gpi.report.curves import COLOURS, step_label, wrapped
 from gpi.report.labels import tails
 from gpi.report.pictures import save_figure
+from gpi.report.summary import percent
 from gpi.rundir.run import Run
 
 NAMES = {"penalty": "TV to prior policies", "tv": "one-step TV", "kl": "KL"}
@@ -68,7 +69,7 @@ def draw_run(run: Run, summary: AuditSummary, axes: list[Axes]) -> None:
     axes[3].set_xlabel(BELOW)
     draw_promises(axes[4], run, table)
     for axis in axes[1:4]:
-        axis.xaxis.set_major_formatter(thousands)
+        axis.xaxis.set_major_formatter(step_label)
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)

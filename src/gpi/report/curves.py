@@ -124,7 +124,7 @@ def count_of(seeds: int) -> str:
     return f"{seeds}\u00a0seeds" if seeds > 1 else "1\u00a0seed"  # in one line
 
 
-def thousands(x: float, _: float | None = None) -> str:
+def step_label(x: float, _: float | None = None) -> str:
     """Return a number of steps as an axis shows it."""
     return f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x >= 1e3 else f"{x:g}"
 
@@ -132,7 +132,7 @@ def thousands(x: float, _: float | None = None) -> str:
 def style(axis: Axes, title: str) -> None:
     """Set title and axes of one panel."""
     axis.set_title(title)
-    axis.xaxis.set_major_formatter(thousands)
+    axis.xaxis.set_major_formatter(step_label)
     axis.set_xlim(left=0)
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

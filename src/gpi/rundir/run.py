@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,6 @@ from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError, read_error
 from gpi.rundir import policies
-from gpi.rundir.course import final_performance
 from gpi.standalone import Facts
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpi.standalone import Policy
 
 CURVE = "learning_curve.png"
+FINAL_STEPS = 204_800  # the authors' window of final performance, of runs that have at least twice as many steps
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,27 @@ class Run:
     def policy(self, seed: int | Literal["best"] | None = None, policy: Which = "last") -> Policy:
         """Return the final policy of a seed, by default the first, or its best; see `gpi.load`."""
         return policies.load(self.dir, seed, policy)
+
+
+def final_window(taken: int) -> int:
+    """Return over how many of its last steps a run's final performance is: 204,800, or a fifth of a shorter run."""
+    return FINAL_STEPS if taken >= 2 * FINAL_STEPS else max(1, taken // 5)
+
+
+def final_performance(steps: np.ndarray, returns: np.ndarray, taken: int) -> float:
+    """Return one seed's final performance: the mean return of the episodes that ended in the last steps of its run.
+
+    Episodes are given by the steps at which they ended. The window is that of a run of `taken` steps, and it ends
+    with the last episode. NaN without an episode.
+    """
+    last = returns[steps > steps.max() - final_window(taken)] if len(steps) else returns
+    return float(last.mean()) if len(last) else math.nan
+
+
+def window_in_words(taken: int) -> str:
+    """Return over which steps final performance is, in words."""
+    window = final_window(taken)
+    return f"last {window:,} steps" if window == FINAL_STEPS else f"last fifth, {window:,} steps"
 
 
 def read_settings(path: Path) -> Facts:

@@ -34,9 +34,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpi.analysis.random_policy import RandomPolicy
+from gpi.analysis.student import LEVEL, t_quantile
 from gpi.envs import dmc
-from gpi.rundir.random_policy import RandomPolicy
-from gpi.student import LEVEL, t_quantile
 from gpi.study.intervals import WHOLE, Statistic, Strata, cautious_interval
 from gpi.study.learning import margin
 from gpi.study.paper import Finals

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from gpi.report.blocks import Report, Section
-from gpi.rundir.course import final_window
-from gpi.rundir.random_policy import RandomPolicy, random_returns
+from gpi.analysis.random_policy import RandomPolicy, random_returns
+from gpi.rundir.run import final_window
 from gpi.study.definition import Job
+from gpi.study.directory import FILE, open_study
 from gpi.study.frame import FINISHED, Results, results_of
+from gpi.study.gathered import CACHE, gathered
+from gpi.study.report.blocks import Report, Section
 from gpi.study.results import Result
 from gpi.study.sections.aggregates import aggregates_section
 from gpi.study.sections.audit import audit_section
@@ -20,7 +24,8 @@ from gpi.study.sections.missing import commands_of, missing_section, unasked, ve
 from gpi.study.sections.paper import paper_section, sparsity_section
 from gpi.study.sections.runs import curves_section, lost_section
 from gpi.study.sections.words import FINAL, Material, listed
-from gpi.training.progress import plural
+from gpi.study.sparsity import sparsity_of
+from gpi.terminal import plural
 
 TITLE = "Study"
 
@@ -102,3 +107,21 @@ def unique(sections: Sequence[Section]) -> list[Section]:
             seen.add(blocks[-1].name.lower())  # some file systems do not tell cases apart
         out.append(section._replace(blocks=tuple(blocks)))
     return out
+
+
+def report_on(
+    directory: Path, title: str = "", own: Mapping[str, str] | None = None, say: Callable[[str], object] = print, *,
+    quiet: bool = True,
+) -> Report:  # fmt: skip
+    """Return the report on a study's directory, or on any directory of runs."""
+    study = open_study(directory) if (directory / FILE).exists() else None
+    results = results_of(gathered(directory, unfinished=True, quiet=quiet))
+    cache = directory / CACHE if study or (directory / "packs").is_dir() else None
+    with suppress(OSError):  # it only saves time
+        if cache:
+            cache.mkdir(exist_ok=True)
+    random = sparsity_of(results.tasks, cache, say, own)
+    name = title or (study.name if study else directory.absolute().name)
+    again = f"gpi study run {study.name} --out {directory}" if study else ""
+    commands = [command for command in (again, f"gpi study report {directory}") if command]
+    return report_of(results, study.jobs if study else (), name, random, commands)

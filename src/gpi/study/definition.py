@@ -19,13 +19,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpi.analysis.retention import BIN, BINS_LIMIT
 from gpi.config import Config, checked_type, decided, expanded, kinds, nearest, without_effect
 from gpi.config_file import Document, Settings, meant, parse_toml, read_toml
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UsageError
 from gpi.files import shown
-from gpi.rundir.course import BIN, BINS_LIMIT
 from gpi.training.job import resolve
 
 BUILTIN = resources.files("gpi.study") / "builtin"  # not by `files.read`: installers may link a package's files

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpi.analysis.retention import BIN, COUNT, MEAN, joined
 from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UsageError
-from gpi.rundir.course import BIN, COUNT, MEAN, joined
 from gpi.study.definition import arm_name, plain
 from gpi.study.results import NOT_OF_ARM, Result
 

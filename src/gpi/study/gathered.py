@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpi import files
-from gpi.counting import counted
 from gpi.errors import FileError, GpiError, UsageError
 from gpi.study.definition import Job
 from gpi.study.directory import FILE, StudyDir, open_study
 from gpi.study.results import Placed, Result, encode_pack, key_of, merged, read_pack, write_pack
 from gpi.study.sources import NEEDED, read_run, read_source, run_directories
+from gpi.terminal import counted
 
 PACKS, CACHE = "packs", "cache"
 READING = 2
@@ -24,7 +24,7 @@ PACK_RESULTS = 1000  # in one file: its header has a limit
 
 
 def gathered(directory: str | Path, *, unfinished: bool = False, quiet: bool = True) -> list[Result]:
-    """Return all results of a study's directory, of a tree of run directories, or of a pack or an archive, each once.
+    """Return all results of a study's directory, of a tree of run directories, or of a pack, each once.
 
     Runs that are not complete are left out unless `unfinished`. Two different results of one seed are refused.
     """
@@ -140,7 +140,7 @@ class Merge(NamedTuple):
 def merge(
     directory: Path, sources: Sequence[Path], environments: Mapping[str, str] | None = None, *, quiet: bool = True
 ) -> Merge:
-    """Add the results of packs, runs, trees and archives to a study's directory, each once; nothing of them on error.
+    """Add the results of packs, runs and trees of them to a study's directory, each once; nothing of them on error.
 
     A directory that does not exist is made. `environments` are names for tasks of the user's own, as module:id.
     """
@@ -154,7 +154,7 @@ def merge(
             of_study = (source / FILE).exists() or (source / PACKS).is_dir()
             found = placed(source, unfinished=True, keep=False) if of_study else read_source(source)
             if not found:
-                raise UsageError(f"{source} holds no result; name a pack, a run, a tree of runs or an archive")
+                raise UsageError(f"{source} holds no result; name a pack, a run or a tree of runs")
             more += [one._replace(result=called(one.result, names.get(one.result.config.task))) for one in found]
             count(number)
     everything = [*have, *more]

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpi.analysis.student import LEVEL, t_quantile
 from gpi.errors import UsageError
-from gpi.student import LEVEL, t_quantile
 
 Scores = Mapping[str, np.ndarray] | Sequence[np.ndarray] | np.ndarray
 """Final performance of one arm: by task the array of its seeds, or an array `[tasks, seeds]`."""

@@ -1,4 +1,4 @@
-"""On which tasks anything was learned at all; what one seed learned and lost is `rundir/course.py`."""
+"""On which tasks anything was learned at all; what one seed learned and lost is `analysis/retention.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from gpi.analysis.retention import ERRORS
 from gpi.errors import UsageError
-from gpi.rundir.course import ERRORS
 
 MARGIN = 10.0  # one hundredth of what a task can give
 EPISODES = 204  # complete ones in the last 204,800 steps of a seed, with a horizon of 1,000

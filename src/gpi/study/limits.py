@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpi.analysis.retention import COUNT, MEAN, SQUARE
 from gpi.config import validate
 from gpi.errors import UsageError
 from gpi.files import shown
-from gpi.rundir.course import COUNT, MEAN, SQUARE
 
 if TYPE_CHECKING:
     from gpi.study.results import Result

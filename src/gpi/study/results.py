@@ -17,25 +17,15 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import files
+from gpi.analysis.audit import summarise
+from gpi.analysis.retention import BIN, BINS, BINS_LIMIT, bin_of, curve_of, joined
 from gpi.config import Config, as_first_saved, config_of
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError
-from gpi.report.audit import summarise
-from gpi.rundir.course import (
-    BIN,
-    BINS,
-    BINS_LIMIT,
-    FINAL_STEPS,
-    bin_of,
-    curve_of,
-    final_performance,
-    final_window,
-    joined,
-)
 from gpi.rundir.done import read_done
 from gpi.rundir.resume import FREE
-from gpi.rundir.run import Run, open_run
+from gpi.rundir.run import FINAL_STEPS, Run, final_performance, final_window, open_run
 from gpi.standalone import Facts
 from gpi.study.limits import ALL_SEEDS, SEEDS, require_plain
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from gpi import files
+from gpi.analysis.random_policy import SAMPLES, RandomPolicy, parse, random_returns
 from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
 from gpi.errors import FileError, GpiError
-from gpi.rundir.random_policy import SAMPLES, RandomPolicy, parse, random_returns
 
 NEGLIGIBLE = 0.01  # the largest reward that counts as none
 ENVIRONMENTS = 10

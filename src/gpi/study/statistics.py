@@ -2,7 +2,7 @@
 
 Aggregates over tasks with intervals (how the latter are made and how often they hold: `intervals.py`),
 the difference of two arms task by task, and what one seed's curve says about learning and losing. *Final performance*
-is a seed's mean training return at the end of its run (`rundir/course.py`). Seeds of two arms are not pairs, even where
+is a seed's mean training return at the end of its run (`rundir/run.py`). Seeds of two arms are not pairs, even where
 their numbers agree.
 """
 
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpi.analysis.student import LEVEL, t_quantile
 from gpi.errors import UsageError
-from gpi.student import LEVEL, t_quantile
 from gpi.study.intervals import (
     AT_ONCE,
     WHOLE,

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from gpi.errors import FileError
-from gpi.rundir.course import final_performance
 from gpi.rundir.done import read_done
+from gpi.rundir.run import final_performance
 from gpi.rundir.tables import RECENT_EPISODES
 from gpi.standalone import Facts
 from gpi.study.definition import Job

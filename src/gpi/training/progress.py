@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 
 from gpi.callbacks import Report
+from gpi.terminal import PLAIN_SECONDS, clock, thousands
 
 if TYPE_CHECKING:  # only a terminal needs it
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -19,7 +20,6 @@ if TYPE_CHECKING:  # only a terminal needs it
 
 BAR, WIDE = 16, 120  # columns of the bar, and of the narrowest terminal that has one
 SLACK = 4  # columns to spare before the line takes a longer form again
-PLAIN_SECONDS = 10.0  # between plain lines
 
 
 class Rate:
@@ -35,13 +35,6 @@ class Rate:
         self.marks.append((time.perf_counter(), steps))
         (t0, s0), (t1, s1) = self.marks[0], self.marks[-1]
         return self.agents * (s1 - s0) / max(t1 - t0, 1e-9)
-
-
-def clock(seconds: float) -> str:
-    """Return seconds as 1:02:03."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def sentence(report: Report, rate: float, agents: int) -> str:
@@ -85,20 +78,6 @@ def return_of(report: Report, digits: int) -> str:
         return "return none yet"
     mean, low, high = (f"{x:.{1 if abs(x) < 100 else digits}f}" for x in (seen.mean(), seen.min(), seen.max()))
     return f"return {mean} [{low}, {high}]" if len(report.returns) > 1 else f"return {mean}"
-
-
-def plural(number: int, word: str) -> str:
-    """Return a number of things."""
-    return f"{number:,} {word}{'s' * (number != 1)}"
-
-
-def thousands(x: float) -> str:
-    """Return a number in about four digits, such as 2,048 and 204.8k."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if x >= unit:
-            scale = max(unit, 1e6) if name != "k" else 1e3
-            return f"{x / scale:.4g}{name}"
-    return f"{x:,.0f}"
 
 
 class LiveLine:

@@ -26,10 +26,9 @@ from gpi.machine import cores
 from gpi.policy_file import policy_of, save
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
-from gpi.rundir.course import final_window
 from gpi.rundir.evaluations import kept_best, read_evaluations, rewind
 from gpi.rundir.resume import ALLOW, find_checkpoint, identity_of
-from gpi.rundir.run import CURVE, Run
+from gpi.rundir.run import CURVE, Run, final_window
 from gpi.rundir.tables import RunTables, describe, slowest
 from gpi.standalone import Facts
 from gpi.training.about import environment_facts, headline, short_names, write_config, write_done

@@ -31,7 +31,7 @@ from gpi.study.engine.runners import RunnerFile
 from gpi.study.engine.screen import Screen, Standing
 from gpi.study.engine.speeds import Speeds
 from gpi.study.engine.stopping import SAVING, Stop
-from gpi.training.progress import clock, plural
+from gpi.terminal import clock, plural
 
 TICK, LOOK, BEAT = 0.1, 1.0, 3.0  # seconds between looks at processes, at their tables, and words to other runners
 ELSEWHERE = 5.0  # seconds before a job that another runner has is tried again

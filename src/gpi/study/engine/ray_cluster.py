@@ -29,7 +29,7 @@ from gpi.study.directory import Layout
 from gpi.study.engine import ray_worker
 from gpi.study.engine.locks import take
 from gpi.study.engine.runners import lives
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 VERSIONS = ">=2.57"  # older ones leave processes behind when a worker is killed
 QUIET = {

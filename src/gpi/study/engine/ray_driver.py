@@ -49,7 +49,7 @@ from gpi.study.engine.runners import RunnerFile, read_runners, runner_file
 from gpi.study.engine.screen import Screen, Standing
 from gpi.study.engine.stopping import Stop, stoppable
 from gpi.study.gathered import covered
-from gpi.training.progress import clock, plural
+from gpi.terminal import clock, plural
 
 TICK, LOOK = 0.2, 2.0  # seconds between looks at tasks, and at the directory and the nodes
 LOCK = "ray.lock"

@@ -23,8 +23,8 @@ from gpi.study.engine.screen import Screen
 from gpi.study.engine.speeds import Speeds
 from gpi.study.engine.stopping import stoppable
 from gpi.study.gathered import covered
+from gpi.terminal import clock, plural, thousands
 from gpi.training.devices import compilation_cache
-from gpi.training.progress import clock, plural, thousands
 
 SOME_FAILED, TIME_UP = 8, 9  # exit codes
 

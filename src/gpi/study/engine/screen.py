@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from gpi.training.progress import clock, thousands
+from gpi.terminal import clock, thousands
 
 if TYPE_CHECKING:  # only a terminal needs it
     from rich.console import RenderableType

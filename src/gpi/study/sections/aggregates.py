@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gpi.analysis.student import student
 from gpi.envs import dmc
-from gpi.report.blocks import Chart, Line, Section, Table
-from gpi.student import student
 from gpi.study.intervals import Interval, Strata, interval, strata_of
+from gpi.study.report.blocks import Chart, Line, Section, Table
 from gpi.study.sections.pairs import Pair, pairs_of
 from gpi.study.sections.words import FINAL, INTERVALS, Material, bounds_of
 from gpi.study.statistics import (
@@ -19,7 +19,7 @@ from gpi.study.statistics import (
     performance_profile,
     probability_of_improvement,
 )
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 TAUS = np.arange(0.0, SCALE + 1.0, 25.0)
 GROUPS_LIMIT = 4

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.core.plan import ALGORITHMS
-from gpi.report.audit import COUNTED, ESTIMATES, KL_RULES, MEANING, ON_POLICY, REUSED
-from gpi.report.blocks import Section, Table
+from gpi.analysis.audit import COUNTED, ESTIMATES, MEANING, bounds_of, equation_of
+from gpi.study.report.blocks import Section, Table
 from gpi.study.results import Result
 from gpi.study.sections.words import Material
 
@@ -55,14 +54,15 @@ def bounds_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     """Return how often each bound of an algorithm was kept."""
     rows: list[Row] = []
     for (arm, estimate), total in totals.items():
-        config = material.results.arms[arm]
-        names = REUSED if config.reuses else ON_POLICY
-        for bound in bounds_of(config.algorithm):
+        algorithm = material.results.arms[arm].algorithm
+        for bound in bounds_of(algorithm):
             kept = 100.0 * (1.0 - total.broken[bound] / max(total.updates, 1))
             worst = total.worst[bound] if np.isfinite(total.worst[bound]) else None
             measure = "KL" if bound == "kl" else f"TV by {ESTIMATES[estimate]}"
             counted = (kept, worst) if bound == "kl" or estimate in COUNTED else (None, None)
-            rows.append((arm, f"{names[bound]} {measure}", total.updates, total.broken[bound], *counted))
+            rows.append(
+                (arm, f"{equation_of(algorithm, bound)} {measure}", total.updates, total.broken[bound], *counted)
+            )
     equations = dict.fromkeys(str(row[1])[: str(row[1]).index(")") + 1] for row in rows)
     note = " ".join(f"{equation}: {MEANING[equation]}" for equation in equations)
     note += " Worst is the largest measured over allowed; a dash where nothing was allowed. How TV is estimated stands "
@@ -87,13 +87,6 @@ def updates_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     columns = ("arm", "runs", "updates", "kept the old policy", "of these without budget", "took part of their step",
                "realised sample size, %", "normaliser TV")  # fmt: skip
     return Table("audit-updates", "Updates", note, columns, rows, tuple(material.tags(row[0]) for row in rows), 4)
-
-
-def bounds_of(algorithm: str) -> tuple[str, ...]:
-    """Return the bounds that are an algorithm's own, the one that the guarantee rests on first."""
-    parts = ALGORITHMS[algorithm]
-    first = ("tv",) if not parts.reuses else ("penalty", "tv")
-    return (*first, "kl") if parts.rule in KL_RULES else first
 
 
 def totals_of(runs: Sequence[Result]) -> Totals | None:

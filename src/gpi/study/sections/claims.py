@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpi.report.blocks import Section, Table, Tags
 from gpi.study.claims import (
     FAILS,
     HOLDS,
@@ -22,9 +21,10 @@ from gpi.study.claims import (
     readings_of,
 )
 from gpi.study.frame import FINISHED
+from gpi.study.report.blocks import Section, Table, Tags
 from gpi.study.sections.words import FINAL, NO_LEARNING, Material, slug
 from gpi.study.theory_claims import theory_claims
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 COLUMNS = ("claim", "paper", "ours", "95 % interval", "verdict", "over tasks", "judged by")
 PAPER_ARMS = {name for one, other in PAIRS.values() for name in (one, *(f"{other}-kappa{kappa}" for kappa in KAPPAS))}

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpi.config import Config
-from gpi.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.frame import kappa_of
+from gpi.study.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.sections.aggregates import BY_TASKS, PAIR_COLUMNS, all_aggregates, improvement_row
 from gpi.study.sections.pairs import Pair, controls_of, pairs_of, settings_of
 from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, mean_of, slug
 from gpi.study.statistics import SPLITS_LIMIT, differences
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 CERTAIN = 0.05
 P_NOTE = (

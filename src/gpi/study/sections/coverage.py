@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from gpi.report.blocks import Section, Table, Tags
+from gpi.study.report.blocks import Section, Table, Tags
 
 TEXT = (
     "How often an interval of nominally 95 % holds the truth, in made-up studies of the paper's size, with five seeds. "

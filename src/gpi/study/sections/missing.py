@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from gpi.config import Config
 from gpi.envs import dmc
-from gpi.report.blocks import Section, Table, Tags
 from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED
+from gpi.study.report.blocks import Section, Table, Tags
 from gpi.study.results import NOT_OF_ARM, key_of
 from gpi.study.sections.words import Material, listed
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 Row = tuple[str | int | float | None, ...]
 ABSENT = "no result"

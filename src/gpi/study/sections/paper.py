@@ -9,11 +9,11 @@ import numpy as np
 
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
-from gpi.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.claims import TABLE_1, Column, mean_over, sides_of
 from gpi.study.frame import arm_of, kappa_of
 from gpi.study.intervals import Strata, cautious_interval
 from gpi.study.paper import Gain, classes_of, figure_2, figure_3, figure_4, gains, learned_in
+from gpi.study.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.sections.words import (
     BEST_OF,
     FINAL,
@@ -26,7 +26,7 @@ from gpi.study.sections.words import (
     slug,
 )
 from gpi.study.statistics import welch
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 FIXED = "1"
 

@@ -6,13 +6,13 @@ from collections import Counter
 
 import numpy as np
 
-from gpi.report.blocks import Chart, Line, Section, Table
-from gpi.rundir.course import course_at
-from gpi.rundir.random_policy import scale_of
-from gpi.student import reach_of
+from gpi.analysis.random_policy import scale_of
+from gpi.analysis.retention import retention_at
+from gpi.analysis.student import reach_of
 from gpi.study.frame import FINISHED
+from gpi.study.report.blocks import Chart, Line, Section, Table
 from gpi.study.sections.words import Material, bounds_of, listed, slug
-from gpi.training.progress import plural
+from gpi.terminal import plural
 
 POINTS = 100
 LOST = (
@@ -66,21 +66,21 @@ def lost_section(material: Material) -> Section:
     runs = material.results.runs
     scales = {task: scale_of(task, material.random.get(task)) for task in material.results.tasks}
     every = [
-        (row, course_at(runs[row.run].curve[row.place], row.steps, scales[row.task], runs[row.run].bin))
+        (row, retention_at(runs[row.run].curve[row.place], row.steps, scales[row.task], runs[row.run].bin))
         for row in material.results.seeds if row.state == FINISHED
     ]  # fmt: skip
-    courses = [(row, one) for row, one in every if not one.why_not]
+    judged_rows = [(row, one) for row, one in every if not one.why_not]
     rows: list[Row] = []
     for arm in material.results.arms:
-        mine = [one for row, one in courses if row.arm == arm]
+        mine = [one for row, one in judged_rows if row.arm == arm]
         if mine:
             learned, fifth, half = (sum(getattr(one, name) for one in mine)
                                     for name in ("learned", "lost_fifth", "lost_half"))  # fmt: skip
             share = 100.0 * fifth / learned if learned else None
             rows.append((arm, len(mine), learned, fifth, half, share))
     lost = [
-        (row.task, row.arm, row.seed, one.best.mean, one.last.mean, one.kept(one.last))
-        for row, one in courses if one.lost_fifth
+        (row.task, row.arm, row.seed, one.best.mean, one.last.mean, one.retained(one.last))
+        for row, one in judged_rows if one.lost_fifth
     ]  # fmt: skip
     columns = ("arm", "seeds", "learned", "below 80 %", "below 50 %", "below 80 %, % of learned")
     tables = [
@@ -89,8 +89,8 @@ def lost_section(material: Material) -> Section:
         Table("lost-seeds", "Each of these seeds", LOST, ("task", "arm", "seed", "best", "last", "last, % of best"),
               tuple(lost), tuple(material.tags(row[1], row[0]) for row in lost)),
     ]  # fmt: skip
-    judged = f"{plural(len(lost), 'seed')} of {len(courses):,} that can be judged lost what they had learned."
-    text = [judged] if courses else []
+    judged = f"{plural(len(lost), 'seed')} of {len(judged_rows):,} that can be judged lost what they had learned."
+    text = [judged] if judged_rows else []
     text += [
         f"Not judged: {plural(number, 'seed')}, as {why}."
         for why, number in Counter(one.why_not for _, one in every if one.why_not).items()

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpi.analysis.random_policy import RandomPolicy
+from gpi.analysis.student import student
 from gpi.envs import dmc
-from gpi.report.blocks import Tags
-from gpi.rundir.course import FINAL_STEPS
-from gpi.rundir.random_policy import RandomPolicy
-from gpi.student import student
+from gpi.rundir.run import FINAL_STEPS
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
 from gpi.study.learning import learning_occurs
+from gpi.study.report.blocks import Tags
 from gpi.study.statistics import SCALE
 
 FINAL = (

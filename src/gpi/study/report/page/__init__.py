@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpi.report.blocks import Chart, Report
-from gpi.report.page.bars import rows
-from gpi.report.page.facets import Facets, facets_of
-from gpi.report.page.layout import Block, Placed, PlacedSection, arranged, charts_in, sheets
-from gpi.report.page.lines import plot
-from gpi.report.page.looks import COLOURS, DASHES, Looks, looks_of
-from gpi.report.page.tables import table, tally
-from gpi.report.page.text import escape
+from gpi.study.report.blocks import Chart, Report
+from gpi.study.report.looks import COLOURS, DASHES, Looks, looks_of
+from gpi.study.report.page.bars import rows
+from gpi.study.report.page.layout import Block, Facets, Placed, PlacedSection, arranged, charts_in, facets_of, sheets
+from gpi.study.report.page.lines import plot
+from gpi.study.report.page.tables import table, tally
+from gpi.study.report.text import escape
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 HERE = Path(__file__).parent

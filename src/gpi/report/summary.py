@@ -1,4 +1,4 @@
-"""A run in a few lines, and as a notebook shows it; both show something even if files are missing."""
+"""Runs and audits in words: for a terminal, and as a notebook shows them, even if files are missing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import base64
 import html
 import math
 import textwrap
+from collections.abc import Sequence
 
+from gpi.analysis.audit import COUNTED, MEANING, AuditSummary, summarise
 from gpi.errors import GpiError
-from gpi.report.audit import WIDTH, summarise
 from gpi.report.labels import DEFAULTS, settings_of, short_task, shown
 from gpi.rundir.done import read_done
 from gpi.rundir.run import Run
 from gpi.rundir.tables import slowest
+from gpi.terminal import WIDTH, filled
 
+NAME_WIDTH = 24  # of a run in the table; the verdict has the whole of it
 UNREADABLE = (GpiError, OSError, ValueError, KeyError, TypeError)  # of files that are missing, damaged or not text
 
 
@@ -82,3 +85,38 @@ def curve_of(run: Run) -> str:
         return ""
     data = base64.b64encode(encode_figure(curves_figure([run]), dpi=80)).decode()
     return f"<img alt='learning curve' src='data:image/png;base64,{data}'>"
+
+
+def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
+    """Return audits for people: a verdict for each run, then a table with a line for each of its bounds."""
+    named = list(zip(summaries, names, strict=True))
+    lines = [
+        filled(f"{name}: {s.verdict()}" + (f" {s.calibration.words()}" if s.calibration else "")) for s, name in named
+    ]
+    rows = [("run", "bound", "held", "worst", "seed", "iteration")]
+    for s, name in named:
+        for i, bound in enumerate(s.bounds if s.estimate in COUNTED else ()):
+            worst, what = s.worst[bound], f"{s.name_of(bound)} {'KL' if bound == 'kl' else 'TV'}"
+            numbers = percent(s.inside(bound)), f"x{worst.ratio:.3g}", str(worst.seed), str(worst.iteration)
+            rows.append((shortened(name) if i == 0 else "", what, *numbers))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    table = [
+        "  ".join(f"{x:<{w}}" if i < 2 else f"{x:>{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    table.insert(1, "-" * len(table[0]))
+    equations = dict.fromkeys(s.name_of(bound) for s in summaries for bound in s.bounds)
+    notes = [f"{equation}: {MEANING[equation]}" for equation in equations]
+    notes += ["held: share of updates inside the bound.",
+              "worst: largest measured / allowed, above x1 outside; its seed and iteration."]  # fmt: skip
+    return "\n".join([*lines, "", *table, "", *map(filled, notes)])
+
+
+def shortened(name: str) -> str:
+    """Return the end of a name that is too long for a table."""
+    return name if len(name) <= NAME_WIDTH else f"..{name[2 - NAME_WIDTH :]}"
+
+
+def percent(share: float) -> str:
+    """Format a share, never rounded up to 100%: one violation in a million stays visible."""
+    return "100%" if share == 1.0 else f"{min(share, 0.99999):.3%}"

@@ -4,13 +4,13 @@ import io
 
 import pytest
 
-from gpi import counting
+from gpi import terminal
 
 
 def test_lines_come_every_ten_seconds_and_not_before(monkeypatch: pytest.MonkeyPatch):
     now, stream = 0.0, io.StringIO()
-    monkeypatch.setattr(counting.time, "monotonic", lambda: now)
-    with counting.counted("episodes", 100, stream=stream) as show:
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    with terminal.counted("episodes", 100, stream=stream) as show:
         for done in range(100):
             now = 0.25 * done
             show(done)
@@ -23,12 +23,12 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind():
             return True
 
     stream = Terminal()
-    with counting.counted("frames", 3, stream=stream) as show:
+    with terminal.counted("frames", 3, stream=stream) as show:
         show(3)
     assert "frames" in stream.getvalue() and "3/3" in stream.getvalue()
 
 
 def test_quiet_is_silent(capsys: pytest.CaptureFixture[str]):
-    with counting.counted("frames", 3, quiet=True) as show:
+    with terminal.counted("frames", 3, quiet=True) as show:
         show(3)
     assert capsys.readouterr() == ("", "")

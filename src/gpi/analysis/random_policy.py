@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import files
+from gpi.analysis.retention import Scale
 from gpi.envs import dmc
 from gpi.errors import FileError
-from gpi.rundir.course import Scale
 from gpi.standalone import Facts
 
 SAMPLES = 100_000

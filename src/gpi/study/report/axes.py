@@ -8,27 +8,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.report.blocks import Chart, Line
+from gpi.study.report.blocks import Chart, Line
 
 FEW = 12  # points of a line that are drawn as points
+MANY = 6  # lines; with more, bands and seeds are fainter
 ROOM = 0.03  # of an axis beyond its data
 
 
 class Axis(NamedTuple):
-    """A range of values with ticks; `log` where equal factors take equal room."""
+    """A range of values with ticks."""
 
     low: float
     high: float
     ticks: tuple[float, ...]
-    log: bool = False
 
     def place(self, values: np.ndarray | float) -> np.ndarray:
         """Return where values lie, from 0 at the low end to 1 at the high end."""
-        low, high = self.low, self.high
-        if self.log:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                values, low, high = np.log(values), math.log(low), math.log(high)
-        return (np.asarray(values, np.float64) - low) / (high - low)
+        return (np.asarray(values, np.float64) - self.low) / (self.high - self.low)
 
 
 def nice_step(span: float, count: int) -> float:
@@ -62,10 +58,8 @@ def value_axis(chart: Chart, count: int) -> Axis:
     if chart.y_range is not None and chart.y_range[0] < chart.y_range[1]:
         return Axis(*chart.y_range, ticks_in(*chart.y_range, count))
     values = finite(part for line in chart.lines for part in parts_of(line))
-    if chart.reference is not None:
-        values = np.append(values, chart.reference)
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    if not chart.points and (chart.names or 0.0 < low < 0.7 * high):
+    if chart.names or 0.0 < low < 0.7 * high:
         low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
         low, high = (low - 0.5, high + 0.5) if low else (0.0, 1.0)
@@ -75,19 +69,27 @@ def value_axis(chart: Chart, count: int) -> Axis:
 
 
 def number_axis(chart: Chart, count: int) -> Axis:
-    """Return the axis that a chart's lines run along; few distinct numbers are their own ticks."""
+    """Return the axis that a chart's lines run along."""
     values = np.unique(finite(line.x for line in chart.lines))
-    log = chart.log_x and values.size > 0 and values[0] > 0
     low, high = (float(values[0]), float(values[-1])) if values.size else (0.0, 1.0)
     if low == high:
-        low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
-    if not log:
-        low = 0.0 if 0.0 < low < 0.1 * high else low
-        step = nice_step(high - low, count)
-        top = step * math.ceil(high / step)
-        high = top if top - high <= ROOM * (top - low) else high  # bins are known by their middles
-    ticks = tuple(map(float, values)) if log and values.size <= FEW else ticks_in(low, high, count)
-    if values.size <= FEW:  # room for points at the ends
-        room = (high / low) ** ROOM if log else ROOM * (high - low)
-        low, high = (low / room, high * room) if log else (low - room, high + room)
-    return Axis(low, high, ticks, log)
+        low, high = low - 0.5, high + 0.5
+    low = 0.0 if 0.0 < low < 0.1 * high else low
+    step = nice_step(high - low, count)
+    top = step * math.ceil(high / step)
+    high = top if top - high <= ROOM * (top - low) else high  # bins are known by their middles
+    ticks = ticks_in(low, high, count)
+    room = ROOM * (high - low) if values.size <= FEW else 0.0  # for points at the ends
+    return Axis(low - room, high + room, ticks)
+
+
+def value_at(values: np.ndarray | None, place: int) -> float:
+    """Return the value at a place, NaN where there is none."""
+    return float(values[place]) if values is not None and place < len(values) else math.nan
+
+
+def seeds_at(line: Line, place: int) -> list[float]:
+    """Return the known values of all seeds at a place."""
+    if line.seeds is None or place >= np.shape(line.seeds)[1]:
+        return []
+    return [float(seed) for seed in line.seeds[:, place] if math.isfinite(seed)]

@@ -1,4 +1,4 @@
-"""The results of one seed: its final performance, its learning curve in bins, and how much it learned and lost.
+"""The curve of one seed in bins, and how much of what it learned it retained.
 
 Windows are shares of the run, so that runs of any length are judged alike: of a million steps, bins are 10,000 and the
 windows 50,000 and 200,000.
@@ -13,7 +13,6 @@ import numpy as np
 
 from gpi.errors import UsageError
 
-FINAL_STEPS = 204_800  # the authors' window of final performance, of runs that have at least twice as many steps
 BIN = 10_000  # steps of a point of a curve, at most
 BINS = (BIN, 5_000, 1_000, 500, 100, 50, 10, 5, 1)  # each divides the one before, so that curves can be joined
 POINTS = 100  # that a curve has at least
@@ -21,29 +20,8 @@ BINS_LIMIT = 100_000  # of a curve
 COUNT, MEAN, SQUARE = range(3)  # the parts of a curve's point: episodes, their mean, the mean of their squares
 BEST, LAST = 20, 5  # the best window is a 20th of the run, the last one a 5th
 EPISODES = 10  # that a window needs to be the best
-KEPT, HALF = 80.0, 50.0  # percent of the best below which a fifth and a half are lost
+LOST_FIFTH, LOST_HALF = 80.0, 50.0  # percent of the best below which a fifth and a half are lost
 ERRORS = 3.0  # standard errors that a difference must exceed to be no chance
-
-
-def final_window(taken: int) -> int:
-    """Return over how many of its last steps a run's final performance is: 204,800, or a fifth of a shorter run."""
-    return FINAL_STEPS if taken >= 2 * FINAL_STEPS else max(1, taken // 5)
-
-
-def final_performance(steps: np.ndarray, returns: np.ndarray, taken: int) -> float:
-    """Return one seed's final performance: the mean return of the episodes that ended in the last steps of its run.
-
-    Episodes are given by the steps at which they ended. The window is that of a run of `taken` steps, and it ends
-    with the last episode. NaN without an episode.
-    """
-    last = returns[steps > steps.max() - final_window(taken)] if len(steps) else returns
-    return float(last.mean()) if len(last) else math.nan
-
-
-def window_in_words(taken: int) -> str:
-    """Return over which steps final performance is, in words."""
-    window = final_window(taken)
-    return f"last {window:,} steps" if window == FINAL_STEPS else f"last fifth, {window:,} steps"
 
 
 class Window(NamedTuple):
@@ -63,7 +41,7 @@ class Scale(NamedTuple):
     """Above which something has been learned."""
 
 
-class Course(NamedTuple):
+class Retention(NamedTuple):
     """What one seed learned and lost."""
 
     best: Window
@@ -88,9 +66,9 @@ class Course(NamedTuple):
     def fell(self) -> bool:
         """Whether the loss came after the best window: a seed whose best window is at the very end still learns."""
         certain = self.best.mean - self.after.mean > ERRORS * math.hypot(self.best.error, self.after.error)
-        return self.lost_fifth and certain and self.kept(self.after) < KEPT
+        return self.lost_fifth and certain and self.retained(self.after) < LOST_FIFTH
 
-    def kept(self, window: Window) -> float:
+    def retained(self, window: Window) -> float:
         """Return how many percent of the best window's return another has."""
         zero = self.scale.zero if self.scale else 0.0
         return 100.0 * (window.mean - zero) / (self.best.mean - zero)
@@ -133,12 +111,12 @@ def window(bins: np.ndarray) -> Window:
     return Window(round(count), middle, math.sqrt(variance / count))
 
 
-def course_at(curve: np.ndarray, steps: int, scale: Scale | None, size: int = BIN) -> Course:
+def retention_at(curve: np.ndarray, steps: int, scale: Scale | None, size: int = BIN) -> Retention:
     """Return what a seed learned and lost in the first `steps` steps; a last bin less than half covered is ignored."""
-    return course(curve[: max(1, min(len(curve), round(steps / size)))], scale, size)
+    return retention(curve[: max(1, min(len(curve), round(steps / size)))], scale, size)
 
 
-def course(curve: np.ndarray, scale: Scale | None, size: int = BIN) -> Course:
+def retention(curve: np.ndarray, scale: Scale | None, size: int = BIN) -> Retention:
     """Return what a seed learned and lost, from its curve `[bins, 3]`: episodes, mean return, mean square of returns.
 
     Nothing is judged without a `scale`, nor in a run of fewer than 20 bins or without a window of ten episodes. Only
@@ -161,12 +139,12 @@ def course(curve: np.ndarray, scale: Scale | None, size: int = BIN) -> Course:
     end = first + width
     last, after = window(curve[-tail:]), window(curve[max(end, len(curve) - tail) :])
     short = "the run is too short" if len(curve) < BEST or not best.episodes else ""
-    found = Course(
+    found = Retention(
         best, last, False, False, False, size * end, after, scale,
         short or ("" if scale else "the random policy is not known"),
     )  # fmt: skip
     if found.why_not or scale is None or best.mean <= scale.learned:
         return found
     certain = best.mean - last.mean > ERRORS * math.hypot(best.error, last.error)
-    fifth, half = (certain and found.kept(last) < share for share in (KEPT, HALF))
+    fifth, half = (certain and found.retained(last) < share for share in (LOST_FIFTH, LOST_HALF))
     return found._replace(learned=True, lost_fifth=fifth, lost_half=half)

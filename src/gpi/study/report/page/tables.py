@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gpi.report.blocks import Table, Tags
-from gpi.report.page.facets import Facets
-from gpi.report.page.text import NUMERIC, Cell, escape, shown
+from gpi.study.report.blocks import Table, Tags
+from gpi.study.report.page.layout import Facets
+from gpi.study.report.text import NUMERIC, Cell, escape, shown
 
 TALL = 30  # rows; longer tables scroll in a separate box
 WIDE = 8  # columns; wider tables have less air
@@ -33,22 +33,20 @@ class Column(NamedTuple):
 
     title: str
     attributes: str
-    """Of every cell: the mark of the column, and its title where rows may become cards."""
+    """Of every cell: its column's title, where rows may become cards."""
     digits: int
     numeric: bool
     """Whether it holds numbers, and nothing where it has none."""
 
 
-def columns_of(block: Table, facets: Facets, cards: bool) -> list[Column]:
+def columns_of(block: Table, cards: bool) -> list[Column]:
     """Return the columns of a table."""
     found = []
     for place, title in enumerate(block.columns):
-        mark = facets.mark(block.column_tags[place]) if place < len(block.column_tags) else ""
-        own = block.column_digits[place] if place < len(block.column_digits) else None
         cells = [row[place] for row in block.rows if row[place] is not None]
         name = f' data-h="{escape(title)}"' if cards and place else ""
         numeric = bool(cells) and all(isinstance(cell, NUMERIC) for cell in cells)
-        found.append(Column(title, mark + name, block.digits if own is None else own, numeric))
+        found.append(Column(title, name, block.digits, numeric))
     return found
 
 
@@ -58,7 +56,7 @@ def table(block: Table, name: str, facets: Facets) -> str:
     Where it gives verdicts, its rows become cards on a phone, as its sentences need the width.
     """
     cards = any(verdict_of(cell) for row in block.rows for cell in row)
-    columns = columns_of(block, facets, cards)
+    columns = columns_of(block, cards)
     heads = "".join(map(head, columns))
     rows = "\n".join(
         f"<tr{facets.mark(tags)}>{first(row[0], columns[0])}{''.join(map(body, row[1:], columns[1:]))}</tr>"

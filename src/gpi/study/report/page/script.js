@@ -166,11 +166,10 @@
     if (plot.read) return plot.read;
     const [low, high] = plot.dataset.x.split(" ").map(Number);
     const [bottom, top] = plot.dataset.y.split(" ").map(Number);
-    const log = plot.dataset.x.endsWith("log");
     const backs = all("g.back", plot);
     plot.read = {
       lines: all(".line", plot).map((group, i) => lineOf(group, backs[i])),
-      xOf: (x) => (log ? low * (high / low) ** (x / SIZE) : low + ((high - low) * x) / SIZE),
+      xOf: (x) => low + ((high - low) * x) / SIZE,
       yOf: (y) => top - ((top - bottom) * y) / SIZE,
     };
     return plot.read;

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpi.report.blocks import Chart, Line
-from gpi.report.page.axes import FEW, Axis, number_axis, value_axis
-from gpi.report.page.facets import Facets
-from gpi.report.page.looks import Look
-from gpi.report.page.text import brief, escape, step_tick, tick
+from gpi.study.report.axes import FEW, MANY, Axis, number_axis, value_axis
+from gpi.study.report.blocks import Chart, Line
+from gpi.study.report.looks import Look
+from gpi.study.report.page.layout import Facets
+from gpi.study.report.text import brief, escape, step_tick, tick
 
 SIZE = 10_000
 FAR = 100 * SIZE
 X_TICKS, Y_TICKS = 5, 5
 MOST = 400  # points of a line
-MANY = 6  # lines; with more, bands and seeds are fainter
 
 
 def plot(chart: Chart, looks: dict[str, Look], facets: Facets) -> str:
@@ -30,14 +29,11 @@ def plot(chart: Chart, looks: dict[str, Look], facets: Facets) -> str:
     lines = "\n".join(layer for layers in zip(*drawn, strict=True) for layer in layers)
     grid = "".join(f"M0 {up(y, value)}h{SIZE}" for value in y.ticks)
     kind = "plot many" if len(chart.lines) > MANY else "plot"
-    reference = ""
-    if chart.reference is not None:
-        reference = f'<path class="reference" d="M0 {up(y, chart.reference)}h{SIZE}"/>'
     return (
         f'<div class="{kind}" role="img" tabindex="0" aria-label="{escape(description(chart))}" '
-        f'data-x="{x.low:.9g} {x.high:.9g}{" log" if x.log else ""}" data-y="{y.low:.9g} {y.high:.9g}">\n'
+        f'data-x="{x.low:.9g} {x.high:.9g}" data-y="{y.low:.9g} {y.high:.9g}">\n'
         f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" aria-hidden="true">'
-        f'<path class="grid" d="{grid}"/>{reference}\n{lines}\n</svg>\n{y_ticks(y)}{x_ticks(x)}</div>'
+        f'<path class="grid" d="{grid}"/>\n{lines}\n</svg>\n{y_ticks(y)}{x_ticks(x)}</div>'
     )
 
 

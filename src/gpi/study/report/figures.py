@@ -16,14 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gpi.report.blocks import Chart, Line
 from gpi.report.curves import width_of
-from gpi.report.page.axes import FEW, number_axis, value_axis
-from gpi.report.page.bars import look_of, seeds_at, value_at
-from gpi.report.page.facets import Facets
-from gpi.report.page.lines import MANY
-from gpi.report.page.looks import COLOURS, DASHES, Look, Looks
-from gpi.report.page.text import clean, step_tick, tick
+from gpi.study.report.axes import FEW, MANY, number_axis, seeds_at, value_at, value_axis
+from gpi.study.report.blocks import Chart, Line
+from gpi.study.report.looks import COLOURS, DASHES, Look, Looks, look_of
+from gpi.study.report.text import clean, step_tick, tick
 
 DPI = {"png": 150, "svg": 100}  # of an SVG: its embedded pixels
 WIDTH = 7.0  # inches of a single figure
@@ -60,10 +57,10 @@ def encoded(figure: Figure) -> dict[str, bytes]:
     return found
 
 
-def figure_of(chart: Chart, looks: Looks, facets: Facets) -> Figure:
+def figure_of(chart: Chart, looks: Looks) -> Figure:
     """Return a chart as a separate figure, with its legend below."""
     with mpl.rc_context(SETTINGS):
-        return bars_figure(chart, looks, facets) if chart.names else lines_figure(chart, looks)
+        return bars_figure(chart, looks) if chart.names else lines_figure(chart, looks)
 
 
 def sheet_of(title: str, charts: Sequence[Chart], looks: Looks) -> Figure:
@@ -164,11 +161,6 @@ def draw_lines(axis: Axes, chart: Chart, looks: Looks, small: bool = False) -> N
         draw_line(axis, line, looks.lines[line.label], 1.1 if small else 1.6, faint)
     if small:  # thousands of faint lines would take megabytes of an SVG: below the means, it has pixels
         axis.set_rasterization_zorder(2.5)
-    if chart.reference is not None:
-        axis.axhline(chart.reference, color=SOFT, lw=0.8, ls=(0, (4, 3)))
-    if x.log:
-        axis.set_xscale("log")
-        axis.minorticks_off()
     axis.set_xticks(x.ticks, [step_tick(value, x.high) for value in x.ticks])
     axis.set_yticks(y.ticks, [tick(value) for value in y.ticks])
     axis.set_xlim(x.low, x.high)
@@ -190,8 +182,8 @@ def draw_line(axis: Axes, line: Line, look: Look, width: float, faint: float) ->
     axis.plot(x, line.y, color=colour(look), lw=width, ls=dashes(look, width), marker=marker, ms=3.5, zorder=3)
 
 
-def bars_figure(chart: Chart, looks: Looks, facets: Facets) -> Figure:
-    """Draw a chart of names: a row of bars or points for each, from top to bottom."""
+def bars_figure(chart: Chart, looks: Looks) -> Figure:
+    """Draw a chart of names: a row of bars for each, from top to bottom."""
     y, count = value_axis(chart, 6), max(len(chart.lines), 1)
     names = [fit(name) for name in chart.names]
     left = min(max(map(inches_of, names), default=0.5) + 0.25, WIDTH / 2)
@@ -200,16 +192,15 @@ def bars_figure(chart: Chart, looks: Looks, facets: Facets) -> Figure:
     figure = new_figure(WIDTH, rows + foot + 0.95, (left, 0.2, foot + 0.5, 0.45))
     axis = figure.subplots()
     for number, line in enumerate(chart.lines):
-        draw_series(axis, chart, number, [look_of(chart, line, place, looks, facets) for place in range(len(names))])
+        draw_series(axis, chart, number, [look_of(chart, line, place, looks) for place in range(len(names))])
     axis.set_yticks(range(len(names)), names, color="#1c2126")
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xticks(y.ticks, [tick(value) for value in y.ticks])
     axis.set_xlim(y.low, y.high)
     axis.grid(visible=False, axis="y")
     axis.spines["left"].set_visible(False)
-    zero = chart.reference if chart.reference is not None else 0.0
-    if y.low <= zero <= y.high and (zero or not chart.points):
-        axis.axvline(zero, color=SOFT, lw=0.8, ls="-" if chart.reference is None else (0, (4, 3)))
+    if y.low <= 0.0 <= y.high:
+        axis.axvline(0.0, color=SOFT, lw=0.8)
     axis.set_xlabel(fit(chart.y_label))
     axis.set_title(fit(chart.title), x=-left / (WIDTH - left - 0.2) + 0.02)
     entries = [Patch(color=colour(looks.series[line.label]), label=fit(line.label)) for line in chart.lines]
@@ -218,19 +209,14 @@ def bars_figure(chart: Chart, looks: Looks, facets: Facets) -> Figure:
 
 
 def draw_series(axis: Axes, chart: Chart, number: int, row_looks: Sequence[Look]) -> None:
-    """Draw one series: bars or points, whiskers, and a dot for each seed."""
+    """Draw one series: bars, whiskers, and a dot for each seed."""
     line, height = chart.lines[number], 0.76 / len(chart.lines)
     places = np.arange(len(chart.names)) - 0.38 + height * (number + 0.5)
     rows = range(len(chart.names))
     values, low, high = (np.array([value_at(array, row) for row in rows]) for array in (line.y, line.low, line.high))
     colours = [colour(look) for look in row_looks]
-    if not chart.points:
-        axis.barh(
-            places, np.where(np.isfinite(values), values, 0.0), height * 0.88, color=colours, alpha=0.85, zorder=2
-        )
+    axis.barh(places, np.where(np.isfinite(values), values, 0.0), height * 0.88, color=colours, alpha=0.85, zorder=2)
     axis.hlines(places, low, high, color="#1c2126", lw=0.9, alpha=0.8, zorder=3)
-    if chart.points:
-        axis.scatter(values, places, s=26, c=colours, edgecolors="white", lw=0.6, zorder=4)
     dots = [(seed, places[i]) for i in rows for seed in seeds_at(line, i)]
     if dots:
         axis.scatter(*zip(*dots, strict=True), s=5, c="white", edgecolors="#1c2126", lw=0.5, zorder=4)

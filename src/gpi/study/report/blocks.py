@@ -29,10 +29,6 @@ class Table(NamedTuple):
     """A float is shown with as many digits as `digits` says, None and NaN as a dash."""
     tags: tuple[Tags, ...] = ()
     digits: int = 1
-    column_tags: tuple[Tags, ...] = ()
-    """What each column is about, where columns differ in that, such as one for each arm."""
-    column_digits: tuple[int | None, ...] = ()
-    """Digits of each column, where they differ; None means `digits`."""
 
 
 class Line(NamedTuple):
@@ -59,16 +55,9 @@ class Chart(NamedTuple):
     y_label: str
     lines: tuple[Line, ...]
     names: tuple[str, ...] = ()
-    """What stands below the bars; a chart without names has lines over numbers."""
+    """What stands beside the bars, the tasks; a chart without names has lines over numbers."""
     tags: Tags = Tags()
     y_range: tuple[float, float] | None = None
-    name_tags: tuple[Tags, ...] = ()
-    """What each name is about; without them, a name that is a task's is about that task."""
-    reference: float | None = None
-    """A value to compare with, such as an even chance: a line across the chart."""
-    points: bool = False
-    """Whether each name has a point with its interval instead of a bar, for values whose zero means nothing."""
-    log_x: bool = False
 
 
 class Section(NamedTuple):

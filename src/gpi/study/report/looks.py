@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpi.report.blocks import Chart, Line, Report
+from gpi.study.report.axes import value_at
+from gpi.study.report.blocks import Chart, Line, Report
 
 
 class Colour(NamedTuple):
@@ -35,6 +36,7 @@ DASHES = ((), (7.0, 3.0), (2.0, 2.5), (8.0, 2.5, 2.0, 2.5))  # in points, on and
 OF_ALGORITHM = {"geppo": 0, "ppo": 1, "getrpo": 2, "trpo": 3, "gevmpo": 4, "vmpo": 5}
 OF_SIDE = {"generalized": 0, "on-policy": 9}  # the sides of figures 2 and 3
 OF_KAPPA = {"1": 0, "0.5": 1, "0": 2, "": 3}
+NEGATIVE = 2  # of a lone series
 FREE = (0, 2, 4, 6, 3, 7, 1, 8, 5, 9)  # the order for labels that say nothing: neighbours far apart
 
 
@@ -94,3 +96,10 @@ def looks(lines: Iterable[Line]) -> dict[str, Look]:
         if label not in found:
             found[label] = next((look for look in spare if look not in found.values()), spare[len(found) % len(spare)])
     return found
+
+
+def look_of(chart: Chart, line: Line, place: int, looks: Looks) -> Look:
+    """Return the look of one bar: of its series or, as a single one needs no distinct colour, of its sign."""
+    if len(chart.lines) > 1:
+        return looks.series[line.label]
+    return Look(NEGATIVE if value_at(line.y, place) < 0.0 else 0, 0)

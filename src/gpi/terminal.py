@@ -1,14 +1,16 @@
-"""Progress of work that is counted, such as episodes played or frames drawn: a bar on a terminal, lines elsewhere."""
+"""What people read on a terminal: progress of work that is counted, and numbers in words."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-SECONDS = 10.0  # between plain lines
+PLAIN_SECONDS = 10.0  # between plain lines
+WIDTH = 79  # columns of a terminal, less one
 
 
 @contextmanager
@@ -41,6 +43,34 @@ class Lines:
 
     def __call__(self, done: int) -> None:
         """Print, if it is time."""
-        if time.monotonic() - self.last >= SECONDS:
+        if time.monotonic() - self.last >= PLAIN_SECONDS:
             self.last = time.monotonic()
             print(f"{self.what}: {done:,} of {self.total:,}", file=self.stream, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as 1:02:03."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def plural(number: int, word: str) -> str:
+    """Return a number of things."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+def thousands(x: float) -> str:
+    """Return a number in about four digits, such as 2,048 and 204.8k."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if x >= unit:
+            scale = max(unit, 1e6) if name != "k" else 1e3
+            return f"{x / scale:.4g}{name}"
+    return f"{x:,.0f}"
+
+
+def filled(text: str) -> str:
+    """Return a text in lines that fit a terminal; paths and equations stay whole."""
+    whole = text.replace("eq (", "eq\0(")
+    lines = textwrap.fill(whole, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return lines.replace("\0", " ")

@@ -1,4 +1,4 @@
-"""The summary of `gpi audit`: how often each bound held over all updates and seeds, and how badly one was broken.
+"""The numbers of `gpi audit`: how often each bound held over all updates and seeds, and how badly one was broken.
 
 Besides: what updates promised and what came of it, and which seeds lost what they had learned.
 
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpi.analysis.calibration import Calibration, calibrate, spans_of
+from gpi.analysis.random_policy import scale_of
+from gpi.analysis.retention import BINS_LIMIT, Retention, Scale, bin_of, curve_of, retention
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UsageError
-from gpi.report.calibration import Calibration, calibrate, spans_of
-from gpi.rundir.course import BINS_LIMIT, Course, Scale, bin_of, course, curve_of
-from gpi.rundir.random_policy import scale_of
 from gpi.rundir.run import Run, damaged, read_rows
 from gpi.rundir.tables import EARLIER
+from gpi.terminal import filled
 from gpi.theory.certificate import leaves
 
 BOUNDS = ("penalty", "tv", "kl")  # eq (11), eq (7) and eq (16)
@@ -51,8 +51,6 @@ MEANING = {
     "eq (15)": "KL from the last policy, at most delta = eps^2/2.",
 }
 MEASURE = {"penalty": "TV to prior policies", "tv": "One-step TV", "kl": "KL"}
-NAME_WIDTH = 24  # of a run in the table; the verdict has the whole of it
-WIDTH = 79  # columns of a terminal, less one
 
 
 class Worst(NamedTuple):
@@ -64,7 +62,7 @@ class Worst(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A seed that lost what it had learned, by the study's rule (`rundir/course.py`)."""
+    """A seed that lost what it had learned, by the study's rule (`analysis/retention.py`)."""
 
     seed: int
     best: float  # mean return of its best twentieth of the run
@@ -119,8 +117,7 @@ class AuditSummary:
     @property
     def bounds(self) -> tuple[str, ...]:
         """The bounds that are the algorithm's own, the one that the guarantee rests on first."""
-        first = ("penalty", "tv") if self.reuses else ("tv",)
-        return (*first, "kl") if ALGORITHMS[self.algorithm].rule in KL_RULES else first
+        return bounds_of(self.algorithm)
 
     @property
     def reuses(self) -> bool:
@@ -129,7 +126,7 @@ class AuditSummary:
 
     def name_of(self, bound: str) -> str:
         """Return the equation that a bound is for this algorithm."""
-        return (REUSED if self.reuses else ON_POLICY)[bound]
+        return equation_of(self.algorithm, bound)
 
     def inside(self, bound: str) -> float:
         """Return the share of updates that kept a bound."""
@@ -221,6 +218,18 @@ class AuditSummary:
         return dict(zip(BOUNDS, counts, strict=True))
 
 
+def bounds_of(algorithm: str) -> tuple[str, ...]:
+    """Return the bounds that are an algorithm's own, the one that the guarantee rests on first."""
+    parts = ALGORITHMS[algorithm]
+    first = ("penalty", "tv") if parts.reuses else ("tv",)
+    return (*first, "kl") if parts.rule in KL_RULES else first
+
+
+def equation_of(algorithm: str, bound: str) -> str:
+    """Return the equation that a bound is for an algorithm."""
+    return (REUSED if ALGORITHMS[algorithm].reuses else ON_POLICY)[bound]
+
+
 def columns(run: Run) -> dict[str, np.ndarray]:
     """Read a run's audit.csv by column, with the TV of `BOUNDS` by whichever estimate it has; empty cells are NaN."""
     path = run.dir / "audit.csv"
@@ -269,15 +278,8 @@ def demanded(trust: str, normaliser: str) -> bool:
 def summarise(run: Run) -> AuditSummary:
     """Count over all updates of all seeds whether each bound of the theory held."""
     table, config = columns(run), run.config
-    worst = {}
-    for bound in BOUNDS:
-        # With no budget left both the bound and the measured value are 0: kept, exactly.
-        measured, allowed = table[bound], table[f"{bound}_bound"]
-        some = allowed > 0.0
-        ratio = np.where(some, measured / np.where(some, allowed, 1.0), np.where(measured > 0.0, np.inf, 0.0))
-        i = int(np.nanargmax(ratio))
-        worst[bound] = Worst(float(ratio[i]), int(table["seed"][i]), int(table["iteration"][i]))
-    courses, withdrawn = courses_of(run, table, scale_of(dmc.short_name(config["task"]))), withdrawn_of(run, table)
+    retentions = retentions_of(run, table, scale_of(dmc.short_name(config["task"])))
+    withdrawn = withdrawn_of(run, table)
     broken = {bound: int(np.sum(table[f"{bound}_held"] != 1.0)) for bound in BOUNDS}
     return AuditSummary(
         run=run.dir.absolute().name,
@@ -296,16 +298,26 @@ def summarise(run: Run) -> AuditSummary:
         estimate=estimate_of(run, table),
         demanded="penalty_acted" in table and demanded(config["trust"], config.get("normaliser", "auto")),
         normaliser_tv=float(np.nanmean(table["normaliser_tv"])),
-        worst=worst,
-        learned=sum(one.learned for one in courses.values()),
+        worst={bound: worst_of(table, bound) for bound in BOUNDS},
+        learned=sum(one.learned for one in retentions.values()),
         lost=tuple(
-            Lost(seed, one.best.mean, one.best_end, one.after.mean) for seed, one in courses.items() if one.fell
+            Lost(seed, one.best.mean, one.best_end, one.after.mean) for seed, one in retentions.items() if one.fell
         ),
         calibration=calibrate(spans_of(run, table)),
         undone=int(np.nansum(table.get("undone", 0.0))),
         certified=certified_of(table, withdrawn),
         withdrawn=withdrawn,
     )
+
+
+def worst_of(table: Mapping[str, np.ndarray], bound: str) -> Worst:
+    """Return the update that came closest to a bound, or exceeded it the most."""
+    # With no budget left both the bound and the measured value are 0: the bound held, exactly.
+    measured, allowed = table[bound], table[f"{bound}_bound"]
+    some = allowed > 0.0
+    ratio = np.where(some, measured / np.where(some, allowed, 1.0), np.where(measured > 0.0, np.inf, 0.0))
+    i = int(np.nanargmax(ratio))
+    return Worst(float(ratio[i]), int(table["seed"][i]), int(table["iteration"][i]))
 
 
 def certified_of(table: dict[str, np.ndarray], withdrawn: Sequence[Outside]) -> tuple[float | None, ...]:
@@ -329,9 +341,9 @@ def withdrawn_of(run: Run, table: dict[str, np.ndarray]) -> tuple[Outside, ...]:
     return tuple(found)
 
 
-def courses_of(run: Run, table: dict[str, np.ndarray], scale: Scale | None) -> dict[int, Course]:
+def retentions_of(run: Run, table: dict[str, np.ndarray], scale: Scale | None) -> dict[int, Retention]:
     """Return what each seed learned and lost; seeds whose numbers no curve can hold are left out."""
-    courses = {}
+    retentions = {}
     for seed, ends in run.all_episodes().items():
         taken = np.nan_to_num(table["steps"][table["seed"] == seed], nan=0.0, posinf=0.0)
         most = float(np.max(taken, initial=0.0))
@@ -340,45 +352,8 @@ def courses_of(run: Run, table: dict[str, np.ndarray], scale: Scale | None) -> d
             with np.errstate(over="ignore"):
                 curve = curve_of(*ends, bins, size)
             if np.isfinite(curve).all():
-                courses[seed] = course(curve, scale, size)
-    return courses
-
-
-def audit_text(summaries: Sequence[AuditSummary], names: Sequence[str]) -> str:
-    """Return audits for people: a verdict for each run, then a table with a line for each of its bounds."""
-    named = list(zip(summaries, names, strict=True))
-    lines = [
-        filled(f"{name}: {s.verdict()}" + (f" {s.calibration.words()}" if s.calibration else "")) for s, name in named
-    ]
-    rows = [("run", "bound", "held", "worst", "seed", "iteration")]
-    for s, name in named:
-        for i, bound in enumerate(s.bounds if s.estimate in COUNTED else ()):
-            worst, what = s.worst[bound], f"{s.name_of(bound)} {'KL' if bound == 'kl' else 'TV'}"
-            numbers = percent(s.inside(bound)), f"x{worst.ratio:.3g}", str(worst.seed), str(worst.iteration)
-            rows.append((shortened(name) if i == 0 else "", what, *numbers))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    table = [
-        "  ".join(f"{x:<{w}}" if i < 2 else f"{x:>{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
-    table.insert(1, "-" * len(table[0]))
-    equations = dict.fromkeys(s.name_of(bound) for s in summaries for bound in s.bounds)
-    notes = [f"{equation}: {MEANING[equation]}" for equation in equations]
-    notes += ["held: share of updates inside the bound.",
-              "worst: largest measured / allowed, above x1 outside; its seed and iteration."]  # fmt: skip
-    return "\n".join([*lines, "", *table, "", *map(filled, notes)])
-
-
-def filled(text: str) -> str:
-    """Return a text in lines that fit a terminal; paths and equations stay whole."""
-    whole = text.replace("eq (", "eq\0(")
-    lines = textwrap.fill(whole, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-    return lines.replace("\0", " ")
-
-
-def shortened(name: str) -> str:
-    """Return the end of a name that is too long for a table."""
-    return name if len(name) <= NAME_WIDTH else f"..{name[2 - NAME_WIDTH :]}"
+                retentions[seed] = retention(curve, scale, size)
+    return retentions
 
 
 def times(ratio: float) -> str:
@@ -386,8 +361,3 @@ def times(ratio: float) -> str:
     if not math.isfinite(ratio):
         return "outside a bound of 0"
     return f"{ratio:,.0f} times the bound" if ratio >= 1000 else f"{ratio:.3g} times the bound"
-
-
-def percent(share: float) -> str:
-    """Format a share, never rounded up to 100%: one violation in a million stays visible."""
-    return "100%" if share == 1.0 else f"{min(share, 0.99999):.3%}"

@@ -1,13 +1,13 @@
-"""The parts of a report in their places: a name for each, and which charts share a grid of small ones."""
+"""The parts of a report in their places: a name for each, which charts share a grid, and what the page filters by."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from gpi.report.blocks import Chart, Report, Section, Table
-from gpi.report.page.text import slugs
+from gpi.study.report.blocks import Chart, Report, Section, Table, Tags
+from gpi.study.report.text import slugs
 
 Block = Table | Chart
 
@@ -53,7 +53,7 @@ def groups_of(parts: Sequence[Placed]) -> Iterator[tuple[Placed, ...]]:
     def axes(part: Placed) -> tuple[object, ...]:
         chart = part.block
         if isinstance(chart, Chart) and chart.tags.task and not chart.names:
-            return chart.x_label, chart.y_label, chart.log_x
+            return chart.x_label, chart.y_label
         return (id(part),)
 
     for _, group in groupby(parts, axes):
@@ -74,3 +74,43 @@ def sheets(report: Report) -> Iterator[tuple[str, Section, tuple[Placed, ...]]]:
 def charts_in(group: Sequence[Placed]) -> tuple[Chart, ...]:
     """Return the charts of a group."""
     return tuple(part.block for part in group if isinstance(part.block, Chart))
+
+
+class Facets(NamedTuple):
+    """The values that each tag takes in a report: tasks and kappas sorted, algorithms as they appear."""
+
+    task: tuple[str, ...]
+    algorithm: tuple[str, ...]
+    kappa: tuple[str, ...]
+
+    def mark(self, tags: Tags) -> str:
+        """Return the attribute that marks an element with tags, with a leading space; an empty string without tags."""
+        places = [
+            str(values.index(value)) if value in values else "-" for values, value in zip(self, tags, strict=True)
+        ]
+        return "" if set(places) == {"-"} else f' data-f="{" ".join(places)}"'
+
+
+def facets_of(report: Report) -> Facets:
+    """Return the facets of a report."""
+    tags = list(tags_of(report))
+    tasks, algorithms, kappas = (tuple(dict.fromkeys(one[place] for one in tags if one[place])) for place in range(3))
+    return Facets(tuple(sorted(tasks)), algorithms, tuple(sorted(kappas, key=as_number)))
+
+
+def tags_of(report: Report) -> Iterable[Tags]:
+    """Yield the tags of everything in a report."""
+    for section in report.sections:
+        for block in section.blocks:
+            if isinstance(block, Table):
+                yield from block.tags
+            else:
+                yield from (block.tags, *(line.tags for line in block.lines))
+
+
+def as_number(text: str) -> tuple[float, str]:
+    """Return what sorts numbers by size and puts other words after them."""
+    try:
+        return float(text), text
+    except ValueError:
+        return float("inf"), text
