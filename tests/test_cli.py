@@ -147,7 +147,7 @@ def test_plot_compares_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 
 def test_final_is_one_number_wherever_it_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from gpi.cli.train import closing
-    from gpi.study.engine.loop import final_return
+    from gpi.study.engine.screen import final_return
     from gpi.study.status import Watch
 
     study = make_study(tmp_path / "a", job(seeds=2, steps=300_000), runs=False)

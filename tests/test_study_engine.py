@@ -20,7 +20,7 @@ from gpi.errors import UsageError
 from gpi.study.definition import load_study
 from gpi.study.directory import last_timing, open_study
 from gpi.study.engine.begin import Options, begin
-from gpi.study.engine.runners import read_runners
+from gpi.study.engine.locks import read_runners
 from gpi.study.gathered import covered
 from gpi.study.results import read_result, write_pack
 from studies import STUDY, children, ended, environment, lives, results, runner, wait_for, write_study
@@ -218,7 +218,7 @@ def command_of(pid: int) -> str:
 
 
 HURRIED = (
-    "import sys; from gpi.study.engine import stopping; stopping.SAVING = 1.0; import gpi.cli; sys.exit(gpi.cli.main())"
+    "import sys; from gpi.study.engine import schedule; schedule.SAVING = 1.0; import gpi.cli; sys.exit(gpi.cli.main())"
 )
 
 

@@ -10,8 +10,9 @@ import re
 import signal
 import subprocess
 import sys
-import zlib
+from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -20,32 +21,31 @@ from gpi.cli.study_run import duration
 from gpi.cli.train import typed_settings
 from gpi.config import Config
 from gpi.errors import DiskError, UsageError
-from gpi.rundir.lock import hold
+from gpi.rundir.lock import hold, take
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import Failure, Layout, StudyDir, is_done, read_failure, write_failure, write_study
-from gpi.study.engine import begin, loop, machine_layout, screen, stopping
-from gpi.study.engine.begin import Options, matching, shard_of
-from gpi.study.engine.compile_cache import CompileCache
-from gpi.study.engine.gpus import Gpu, gpus, has_plugin, sharing
+from gpi.study.engine import begin, loop, machine_layout, schedule, screen
+from gpi.study.engine.begin import Options, Runner, matching, shard_of
 from gpi.study.engine.jobs import (
     BUSY,
     BUSY_SECONDS,
     KILLS,
     RETRIES,
+    Local,
+    Process,
     arguments,
+    cached_programs,
     command,
     environment,
     last_line,
     outcome,
+    remove_programs_since,
 )
-from gpi.study.engine.locks import Shard, mount_of, read_shard, require_locks, take
-from gpi.study.engine.programs import Compiled, program_of
-from gpi.study.engine.queue import Running, Waiting, next_gpu
-from gpi.study.engine.runner import Ended, summary
-from gpi.study.engine.runners import read_runners, runner_file
-from gpi.study.engine.screen import Screen, Standing, block
-from gpi.study.engine.speeds import Speeds, per_step
-from gpi.study.engine.stopping import SAVING, Stop
+from gpi.study.engine.locks import Shard, mount_of, read_runners, read_shard, require_locks, runner_file
+from gpi.study.engine.loop import Running, Waiting
+from gpi.study.engine.machine_layout import Gpu, gpus, has_plugin, sharing
+from gpi.study.engine.schedule import SAVING, Speeds, Stop, per_step, program_of
+from gpi.study.engine.screen import Ended, Screen, Standing, block, summary
 
 LAYOUT = Layout("cpu", 1, {"PJRT_NPROC": "1", "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}, machine_layout.versions_here())
 
@@ -326,7 +326,7 @@ def test_a_daemon_of_somebody_else_is_left_alone(nvidia: Path):
 
 
 def test_a_daemon_whose_starter_was_killed_is_stopped_by_the_next_runner(nvidia: Path):
-    script = "import os; from gpi.study.engine.gpus import sharing\nwith sharing():\n os.kill(os.getpid(), 9)"
+    script = "import os; from gpi.study.engine.machine_layout import sharing\nwith sharing():\n os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], check=False)
     assert nvidia.exists()
     with pytest.raises(KeyboardInterrupt), sharing():
@@ -340,13 +340,14 @@ def test_without_mps_there_is_one_note(nvidia: Path):
         assert "shared without MPS" in note
 
 
-def test_jobs_are_dealt_out_over_several_gpus():
-    running = []
-    for expected in ("0", "1", "2", "0", "1"):
-        gpu = next_gpu(("0", "1", "2"), running)
-        assert gpu == expected
-        running.append(Running(Waiting(job(), ""), None, 0, gpu, 0.0, None, 0))  # type: ignore[arg-type]
-    assert next_gpu(("0",), running) == ""
+def test_jobs_are_dealt_out_over_several_gpus(tmp_path: Path):
+    executor = Executor(**{"0": 2, "1": 2, "2": 1})
+    found = engine_of(tmp_path, *(job(seed=seed) for seed in range(6)), executor=executor)
+    found.options = Options(jobs=5)
+    while (place := found._free_place()) is not None:
+        assert found._start_next(place, Stop())
+    assert sorted(place for _, place in executor.started) == ["0", "0", "1", "1", "2"]
+    assert [place for _, place in executor.started][:2] == ["0", "1"], "the one with most room is next"
 
 
 # --- locks ----------------------------------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def test_without_any_locks_a_job_counts_as_taken(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", missing)
-    lock = take(tmp_path / "claims" / "a")
+    lock = take(tmp_path / "held")
     assert lock is not None
     os.close(lock)
     with hold(tmp_path):
@@ -455,56 +456,71 @@ def test_speeds_are_those_that_the_study_has_measured():
 
 def test_jobs_share_a_program_only_if_nothing_that_is_compiled_differs():
     def program(**settings: object) -> str:
-        return program_of(job(**settings), LAYOUT)  # type: ignore[arg-type]
+        return program_of(job(**settings))  # type: ignore[arg-type]
 
     same = program()
     assert program(seed=5) == program(eps=0.1) == program(lr=1e-4) == program(steps=5) == same
-    assert program_of(job("cartpole-swingup"), LAYOUT) == program_of(job("cartpole-balance"), LAYOUT)
+    assert program_of(job("cartpole-swingup")) == program_of(job("cartpole-balance"))
     others = [
         program(seeds=3), program(hidden=(8,)), program(epochs=2), program(kappa=0.0), program(n=1000),
         program(trust="strict"), program(normaliser="still"), program(arm="getrpo"), program(arm="ppo"),
         program(task="walker-run"), program(task="Pendulum-v1"), program(task="CartPole-v1"),
-        program_of(job(), dataclasses.replace(LAYOUT, environment={})),
     ]  # fmt: skip
     assert len({same, *others}) == len(others) + 1
 
 
-def test_what_is_compiled_is_remembered_beside_the_cache(tmp_path: Path):
-    Compiled(tmp_path / "xla").add("p")
-    again = Compiled(tmp_path / "xla")
-    assert again.has("p")
-    assert not again.has("q")
-    again.forget()
-    assert not again.has("p")
+class Executor:
+    """Notes what is started, and runs nothing."""
+
+    lost = ""
+    decide, require, get_ready = Local.decide, Local.require, Local.get_ready
+
+    def __init__(self, **places: int):
+        self.room, self.started = Counter(places or {"": 2}), list[tuple[Job, str]]()
+
+    def places(self) -> Counter[str]:
+        return self.room
+
+    def start(self, job: Job, place: str) -> "Task":
+        self.started.append((job, place))
+        return Task()
 
 
-def engine_of(tmp_path: Path, *jobs: Job) -> loop.Engine:
-    study = study_of(tmp_path, *jobs)
-    shown = Screen(io.StringIO())
-    parts = loop.Parts(shown, None, None, Compiled(tmp_path / "xla"), Speeds())  # type: ignore[arg-type]
-    return loop.Engine(study, jobs, 0, machine_layout.Places(2, (), ""), Options(), parts)
+class Task:
+    facts: ClassVar[dict[str, int]] = {}
+    why = ""
+
+    def poll(self) -> None:
+        return None
+
+    def stop(self, *, now: bool = False) -> None:
+        pass
+
+
+def engine_of(tmp_path: Path, *jobs: Job, executor: Executor | None = None) -> loop.Engine:
+    runner = Runner(study_of(tmp_path, *jobs), list(jobs), Options(), None)  # type: ignore[arg-type]
+    return loop.Engine(runner, 0, executor or Executor(), Screen(io.StringIO()))  # type: ignore[arg-type]
+
+
+def started(found: loop.Engine, stop: Stop | None = None) -> Job | None:
+    """Return the job that an engine starts next."""
+    return found.running[-1].waiting.job if found._start_next("", stop or Stop()) else None
 
 
 def test_the_longest_job_is_first_and_nobody_compiles_what_another_compiles(tmp_path: Path):
     jobs = job("cheetah-run"), job("walker-run", seed=5), job("walker-run", seeds=3), job("pendulum-swingup")
     found = engine_of(tmp_path, *jobs)
-    first, lock = found._next(Stop())  # type: ignore[misc]
-    os.close(lock)
-    assert first.job is jobs[1]
-    found.waiting.remove(first)
+    assert started(found) is jobs[1]
+    first = found.running[0].waiting
     again = Waiting(first.job._replace(config=dataclasses.replace(first.job.config, seed=10)), first.program)
     found.waiting.append(again)
-    found.running.append(Running(first, None, 0, "", loop.time.monotonic(), None, 0))  # type: ignore[arg-type]
-    other, lock = found._next(Stop())  # type: ignore[misc]
-    os.close(lock)
-    assert other.job is jobs[2], "not the longest, whose program is being compiled"
+    assert started(found) is jobs[2], "not the longest, whose program is being compiled"
     found.waiting = [again]
-    alone, lock = found._next(Stop())  # type: ignore[misc]
-    os.close(lock)
-    assert alone is again, "there is nothing else to do"
-    found.waiting.append(other)
+    assert started(found) is again.job, "there is nothing else to do"
+    os.close(found.running.pop().lock)
+    found.waiting = [Waiting(jobs[0], "another"), again]
     found.compiled.add(first.program)
-    assert found._next(Stop())[0] is again  # type: ignore[index]
+    assert started(found) is again.job
 
 
 @pytest.mark.parametrize(("steps", "attempts"), [([1024, 1024, 1024], 3), ([1024, 2048, 3072, 3072, 1024], 5)])
@@ -515,7 +531,7 @@ def test_only_crashes_without_progress_count_against_a_job(tmp_path: Path, steps
         [waiting] = found.waiting
         found.waiting.clear()
         waiting.attempts += 1
-        found._end(Running(waiting, None, 0, "", 0.0, None, 0, taken), 1)  # type: ignore[arg-type]
+        found._end(Running(waiting, Task(), 0, "", 0.0, None, 0, taken), 1)  # type: ignore[arg-type]
         assert (one.name in found.aside) == (number == attempts)
     assert read_failure(found.study, one) == Failure("exit code 1", 1, attempts)
 
@@ -525,12 +541,12 @@ def test_whole_jobs_are_begun_only_if_they_end_in_time(tmp_path: Path):
     found = engine_of(tmp_path, short, long)
     found.options = Options(whole_jobs=True, seconds=100.0)
     stop = Stop(100.0)
-    assert found._next(stop)[0].job is long, "nobody knows how long it takes"  # type: ignore[index]
     found.speeds.note(short, 1000, 1000 * per_step(short))
-    assert found._next(stop)[0].job is short  # type: ignore[index]
-    found.waiting = [one for one in found.waiting if one.job is long]
-    assert found._next(stop) is None
-    assert not found._can_go_on(stop)
+    assert started(found, stop) is short
+    assert started(found, stop) is None
+    assert not any(found._may_start(one, stop) for one in found.waiting)
+    found.speeds.ratios.clear()
+    assert started(found, stop) is long, "nobody knows how long it takes"
 
 
 def test_time_is_up_early_enough_to_save():
@@ -545,7 +561,7 @@ def test_time_is_up_early_enough_to_save():
 
 
 def test_a_signal_that_nobody_repeats_ends_jobs_that_do_not_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stopping, "SAVING", -1.0)
+    monkeypatch.setattr(schedule, "SAVING", -1.0)
     stop = Stop()
     stop(signal.SIGINT, None)
     assert not stop.now, "who pressed Ctrl-C may press it again"
@@ -562,7 +578,7 @@ def test_a_run_that_another_process_saves_is_waited_for_in_silence(tmp_path: Pat
     for number in range(1, 8):
         [waiting] = found.waiting
         found.waiting.clear()
-        found._end(Running(waiting, None, 0, "", 0.0, None, 0, 0), BUSY)  # type: ignore[arg-type]
+        found._end(Running(waiting, Task(), 0, "", 0.0, None, 0, 0), BUSY)  # type: ignore[arg-type]
         said = found.screen.stream.getvalue()  # type: ignore[attr-defined]
         assert said.count("is in use by process 7") == (number * BUSY_SECONDS >= SAVING)
 
@@ -620,35 +636,33 @@ def test_the_end_says_what_is_done_what_is_not_and_what_is_next():
 # --- the compilation cache ------------------------------------------------------------------------------------------
 
 
-def test_entries_that_were_cut_short_are_removed_and_no_others(tmp_path: Path):
-    whole = zlib.compress(os.urandom(5000) + bytes(3_000_000))
-    flipped = bytes([*whole[:2000], whole[2000] ^ 1, *whole[2001:]])
-    contents = {
-        "good": whole, "cut": whole[:-1], "half": whole[: len(whole) // 2], "empty": b"", "torn": whole[:1],
-        "zeros": bytes(1000), "flipped": flipped, "unknown": b"\x01abc" * 9,
-    }  # fmt: skip
-    for name, content in contents.items():
-        (tmp_path / f"{name}-cache").write_bytes(content)
-    (tmp_path / "notes").write_bytes(b"")
-    cache = CompileCache(tmp_path)
-    assert sorted(cache.repair()) == [f"{name}-cache" for name in ("cut", "empty", "flipped", "half", "torn", "zeros")]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["good-cache", "notes", "unknown-cache"]
-    assert cache.repair() == []
-    (tmp_path / "good-cache").write_bytes(whole[:50])
-    assert cache.repair() == ["good-cache"]
+def test_after_a_kill_entries_that_are_new_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    for name in ("old-cache", "rewritten-cache", "notes"):
+        (tmp_path / name).write_bytes(b"whole")
+    before = cached_programs()
+    for name in ("rewritten-cache", "cut-cache", "cut-atime", "later"):
+        (tmp_path / name).write_bytes(b"who")
+    remove_programs_since(before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "notes", "old-cache"]
 
 
-def test_in_a_cache_with_a_limit_an_entry_without_its_time_is_removed(tmp_path: Path):
-    for name in ("a-cache", "a-atime", "b-cache"):
-        (tmp_path / name).write_bytes(zlib.compress(b"x"))
-    assert CompileCache(tmp_path).repair() == ["b-cache"]
+def test_a_job_that_is_killed_leaves_no_entry_that_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    one = job()
+    task = Process(study_of(tmp_path / "out", one), one, {})
+    (tmp_path / "cut-cache").write_bytes(b"")
+    assert task.poll() is None
+    task.stop(now=True)
+    assert task.child.wait(20.0) == task.poll() == -signal.SIGKILL
+    assert not (tmp_path / "cut-cache").exists()
 
 
 JAX = """
-import logging, sys, warnings
+import sys, warnings
 from pathlib import Path
 import jax, jax.numpy as jnp
-from gpi.study.engine.compile_cache import CompileCache
+from gpi.study.engine.jobs import cached_programs, remove_programs_since
 cache = Path(sys.argv[1])
 def warned():
     jax.clear_caches()
@@ -656,13 +670,15 @@ def warned():
         warnings.simplefilter("always")
         jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((5, 5)))
     return any("Error reading persistent compilation cache entry" in str(one.message) for one in seen)
+before = cached_programs()
 assert not warned()
 [entry] = [path for path in cache.glob("jit__lambda*-cache")]
 content = entry.read_bytes()
 assert not warned()
 entry.write_bytes(content[: len(content) // 2])
 print(warned(), warned(), len(entry.read_bytes()) < len(content))
-print(CompileCache(cache).repair() == [entry.name], warned(), entry.read_bytes()[:1] == content[:1], warned())
+remove_programs_since(before)
+print(warned(), entry.read_bytes()[:1] == content[:1], warned())
 """
 
 
@@ -671,4 +687,4 @@ def test_jax_warns_for_ever_of_an_entry_that_was_cut_short_until_we_remove_it(tm
                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # fmt: skip
     script = [sys.executable, "-c", JAX, str(tmp_path)]
     ended = subprocess.run(script, env=setting, capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == ["True", "True", "True", "True", "False", "True", "False"], ended.stderr
+    assert ended.stdout.split() == ["True", "True", "True", "False", "True", "False"], ended.stderr

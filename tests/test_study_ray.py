@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,19 +11,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from gpi import cli
 from gpi.errors import UsageError
-from gpi.study.directory import Layout, StudyDir, open_study, write_study
-from gpi.study.engine import ray_cluster, ray_worker
-from gpi.study.engine.locks import take
+from gpi.rundir.lock import take
+from gpi.study.directory import Layout, StudyDir, claim_of, is_complete, last_timing, open_study, write_study
+from gpi.study.engine import ray_cluster, ray_jobs
+from gpi.study.engine.begin import Options, Runner
+from gpi.study.engine.locks import runner_file
 from gpi.study.engine.ray_cluster import Node, Where, gpu_share, require_address, require_usable, slots
-from gpi.study.engine.runners import read_runners, runner_file
 from made_runs import LAYOUT, job, make_run, make_study
 from own_runs import TABLES
 
@@ -106,8 +109,8 @@ def test_two_jobs_on_a_ray_of_this_machine(tmp_path: Path):
     assert not list(home.iterdir()), "no token and no statistics of Ray's are left in the user's home"
     temp.rmdir()  # Ray's files are gone too
     study = open_study(out)
-    assert all(ray_worker.complete(study, one) for one in study.jobs) and len(study.jobs) == 2
-    assert {ray_worker.attempt_of(study, one) for one in study.jobs} == {1}
+    assert all(is_complete(study, one) for one in study.jobs) and len(study.jobs) == 2
+    assert {ray_jobs.attempt_of(study, one) for one in study.jobs} == {1}
     no_orphans(out)
     said = output(start(file, "--out", str(out)))
     assert "2 jobs, 2 done" in said, "the local engine goes on with it"
@@ -184,7 +187,7 @@ def test_what_cannot_be_is_one_line(
 
 
 def test_neither_driver_nor_worker_imports_jax():
-    code = "import sys, gpi.study.engine.ray_driver, ray; assert not {'jax', 'envpool'} & set(sys.modules)"
+    code = "import sys, gpi.study.engine.ray_jobs, ray; assert not {'jax', 'envpool'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -221,50 +224,122 @@ GPU = Layout("gpu", 1, {}, {})
 
 def test_a_job_that_fits_no_node_is_refused_instead_of_waiting_for_ever():
     nodes = [Node("a", "10.0.0.1", 0, 0.0), Node("b", "10.0.0.2", 9, 0.0), Node("c", "10.0.0.3", 3, 2.0)]
-    assert require_usable(nodes, CPU) == [nodes[1]] and slots(nodes, CPU, 0.0) == 2
+    assert require_usable(nodes, CPU) == [nodes[1]] and slots(nodes, CPU, 0.0) == {"b": 2}
     assert require_usable(nodes, GPU) == [nodes[2]] and gpu_share(nodes, GPU) == 0.5, "no job has two"
-    assert slots(nodes, GPU, gpu_share(nodes, GPU)) == 3 and gpu_share(nodes, CPU) == 0.0
+    assert slots(nodes, GPU, gpu_share(nodes, GPU)) == {"c": 3} and gpu_share(nodes, CPU) == 0.0
     sixteen = [Node("d", "10.0.0.4", 16, 1.0)]
-    assert gpu_share(sixteen, GPU) == 0.0625 and slots(sixteen, GPU, 0.0625) == 16
+    assert gpu_share(sixteen, GPU) == 0.0625 and slots(sixteen, GPU, 0.0625) == {"d": 16}
     with pytest.raises(UsageError, match=r"a job needs 64 cores, no node of 3 has that \(cores: 9 at most\)"):
         require_usable(nodes, Layout("cpu", 64, {}, {}))
     with pytest.raises(UsageError, match="a job needs 4 cores and a GPU, no node of 1"):
         require_usable(nodes[:1], Layout("gpu", 4, {}, {}))
 
 
-def test_attempts_are_numbered_and_fence_off_older_ones(tmp_path: Path):
+def test_attempts_are_numbered_and_end_older_ones(tmp_path: Path):
     study = make_study(tmp_path / "a", job(), runs=False)
     (one,) = study.jobs
-    assert ray_worker.attempt_of(study, one) == 0
-    assert [ray_worker.next_attempt(study, one) for _ in range(3)] == [1, 2, 3]
-    here = Layout("cpu", 1, {}, ray_worker.machine_layout.versions_here())
-    code = ray_worker.supervised(StudyDir(study.path, "x", here, study.jobs), one, {}, 2)
-    assert code == 128 + signal.SIGTERM and not study.run(one).exists(), "an old attempt begins nothing"
+    assert ray_jobs.attempt_of(study, one) == 0
+    assert [ray_jobs.next_attempt(study, one) for _ in range(3)] == [1, 2, 3]
+    here = Layout("cpu", 1, {}, ray_jobs.machine_layout.versions_here())
+    write_study(StudyDir(study.path, "x", here, study.jobs))
+    order = {"directory": str(study.path), "job": one.name, "attempt": 2, "environments": {}}
+    assert json.loads(ray_jobs.run_job(json.dumps(order))) == {"code": 128 + signal.SIGTERM}
+    assert not study.log(one).exists(), "an old attempt begins nothing"
     for damaged in (b"", b"x" * 50, b"\xff\n"):
-        ray_worker.claim(study, one).write_bytes(damaged)
-        assert ray_worker.attempt_of(study, one) == 0
+        claim_of(study, one).write_bytes(damaged)
+        assert ray_jobs.attempt_of(study, one) == 0
 
 
 def test_a_node_says_what_it_is_like(tmp_path: Path):
     with runner_file(tmp_path) as file:
         file.write({"looked_for": "secret"})
         seen = {"file": str(file.path), "content": "secret"}
-        found = json.loads(ray_worker.look_around(json.dumps(seen)))
+        found = json.loads(ray_jobs.look_around(json.dumps(seen)))
         assert found["sees"] and found["locked"] and found["versions"]["envpool"] == "1.2.5"
-        other = json.loads(ray_worker.look_around(json.dumps({**seen, "content": "other"})))
+        other = json.loads(ray_jobs.look_around(json.dumps({**seen, "content": "other"})))
         assert not other["sees"] and not other["locked"], "another directory of the same name"
-    assert not json.loads(ray_worker.look_around(json.dumps(seen)))["sees"]
+    assert not json.loads(ray_jobs.look_around(json.dumps(seen)))["sees"]
 
 
-def test_a_node_with_other_versions_leaves_the_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ray_worker, "MISPLACED", 0.0)
+def test_a_node_with_other_versions_leaves_the_job_alone(tmp_path: Path):
     study = make_study(tmp_path / "a", job(), runs=False)
     other = Layout("cpu", 1, {}, LAYOUT.versions | {"envpool": "9.9"})
     write_study(StudyDir(study.path, study.name, other, study.jobs))
     order = {"directory": str(study.path), "job": study.jobs[0].name, "attempt": 1, "environments": {}}
-    found = json.loads(ray_worker.run_job(json.dumps(order)))
-    assert found["misplaced"] and found["code"] == 4 and "this study has envpool 9.9" in found["line"]
+    found = json.loads(ray_jobs.run_job(json.dumps(order)))
+    assert found["code"] == 4 and "this study has envpool 9.9" in found["unfit"]
     assert not study.run(study.jobs[0]).exists()
+
+
+class FakeRay:
+    """A cluster that answers at once."""
+
+    __version__, exceptions = "2.99", importlib.import_module("ray.exceptions")
+
+    def __init__(self, *names: str, answer: dict[str, object]):
+        self.alive, self.answer, self.cancelled = list(names), answer, list[object]()
+
+    def nodes(self) -> list[dict[str, object]]:
+        about = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 2}}
+        return [{"NodeID": name, **about} for name in self.alive]
+
+    def remote(self, *text: str, **options: object) -> object:
+        return object() if text else lambda task: self
+
+    def wait(self, refs: list[object], timeout: float) -> tuple[list[object], list[object]]:
+        return refs, []
+
+    def get(self, ref: object) -> str:
+        return json.dumps(self.answer)
+
+    def cancel(self, ref: object, force: bool) -> None:
+        self.cancelled.append(ref)
+
+
+def on_ray(study: StudyDir, fake: FakeRay, options: Options | None = None) -> ray_jobs.OnRay:
+    executor = ray_jobs.OnRay(Where(), ExitStack())
+    executor.ray, executor.order = fake, {}
+    executor.runner = Runner(study, list(study.jobs), options or Options(), None)  # type: ignore[arg-type]
+    return executor
+
+
+def look(executor: ray_jobs.OnRay) -> dict[str, int]:
+    executor.looked = -math.inf
+    return executor.places()
+
+
+A, B = "aa" * 28, "bb" * 28
+
+
+def test_jobs_are_dealt_out_over_the_nodes_that_are_there_and_fit(tmp_path: Path):
+    study = make_study(tmp_path / "a", job(), runs=False)
+    fake = FakeRay(A, B, answer={"code": 4, "unfit": "here is jax 0.1"})
+    executor = on_ray(study, fake)
+    assert look(executor) == {A: 2, B: 2}
+    assert look(on_ray(study, fake, Options(jobs=3))) == {A: 2, B: 1}
+    flight = executor.start(study.jobs[0], A)
+    assert flight.poll() == 4 and flight.why == "node 10.0.0.1 gets no more jobs: here is jax 0.1"
+    assert look(executor) == {B: 2}
+    lost = executor.start(study.jobs[0], B)
+    fake.alive.remove(B)
+    assert look(executor) == {} and not executor.lost, "others may join, as `a` that is left"
+    assert (lost.poll(), lost.why) == (-signal.SIGKILL, ray_jobs.LOST), "Ray may take minutes to say so"
+    fake.alive.clear()
+    assert look(executor) == {} and executor.lost == ray_jobs.DIED
+
+
+def test_a_job_on_a_node_is_stopped_by_a_higher_number_and_left_if_it_must_be_now(tmp_path: Path):
+    study = make_study(tmp_path / "a", job(), runs=False)
+    fake = FakeRay(A, answer={"code": 143})
+    executor = on_ray(study, fake)
+    look(executor)
+    flight = executor.start(study.jobs[0], A)
+    assert ray_jobs.attempt_of(study, study.jobs[0]) == 1
+    for _ in range(3):
+        flight.stop()
+    assert ray_jobs.attempt_of(study, study.jobs[0]) == 2 and flight.poll() == 143 and not fake.cancelled
+    flight.stop(now=True)
+    assert flight.poll() == -signal.SIGKILL and len(fake.cancelled) == 1
 
 
 def pid_of(command: str, directory: Path) -> int:
@@ -284,11 +359,11 @@ def test_a_ray_of_this_machine_survives_its_workers_and_ends_with_its_node(tmp_p
     child = start(file, "--out", str(out), "--engine", "ray", TMPDIR=str(temp))
     until(lambda: (out / "study.json").exists() and len(workers(open_study(out))) == 2)
     study = open_study(out)
-    killed = next(one for runner in read_runners(out) for one in runner.get("running", []))
-    os.kill(killed["pid"], signal.SIGKILL)
-    until(lambda: len([name for name in workers(study).values() if name != killed["job"]]) == 1)
-    os.kill(next(pid for pid, name in workers(study).items() if name != killed["job"]), signal.SIGKILL)
-    until(lambda: max(ray_worker.attempt_of(study, one) for one in study.jobs) == 2)
+    (killed, pids), (other, _) = workers(study).items()
+    os.kill(pids.job, signal.SIGKILL)
+    until(lambda: len(workers(study)) == 2 and workers(study)[killed] != pids)
+    os.kill(workers(study)[other].worker, signal.SIGKILL)
+    until(lambda: max(ray_jobs.attempt_of(study, one) for one in study.jobs) == 2)
     until(lambda: len(workers(study)) == 2)
     os.kill(pid_of("raylet/raylet", temp), signal.SIGKILL)
     try:
@@ -296,7 +371,7 @@ def test_a_ray_of_this_machine_survives_its_workers_and_ends_with_its_node(tmp_p
     finally:
         child.kill()
     assert child.returncode == 9 and "Ray's node on this machine has died, its jobs save and end; `gpi study" in said
-    assert f"again  {killed['job']}: killed by SIGKILL\n" in said and "lost with its worker or node" in said
+    assert f"again  {killed}: killed by SIGKILL\n" in said and "lost with its worker or node" in said
     assert "(raylet)" not in said and "\x1b" not in said
     no_orphans(out)
     assert all(list(study.run(one).glob("ckpt-*")) for one in study.jobs)
@@ -353,12 +428,22 @@ def cluster() -> Iterator[ThreeNodes]:
         yield nodes
 
 
-def workers(study: StudyDir) -> dict[int, str]:
-    """Return the processes of Ray that run jobs which have taken steps, and the jobs."""
+class Pids(NamedTuple):
+    """A process of Ray's, and the job's that it started."""
+
+    worker: int
+    job: int
+
+
+def workers(study: StudyDir) -> dict[str, Pids]:
+    """Return the processes of the jobs that run and have taken steps, by their names."""
     found = {}
-    for runner in read_runners(study.path):
-        for one in runner.get("running", []):
-            found |= {runner["pid"]: one["job"]} if one["steps"] > 0 else {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            for one in study.jobs if "gpi.cli.child" in words else ():
+                if str(study.run(one)) in words and last_timing(study.run(one))[0] > 0:
+                    found[one.name] = Pids(int(words[words.index("gpi.cli.child") + 1]), int(path.parent.name))
     return found
 
 
@@ -371,14 +456,14 @@ def test_a_lost_worker_and_a_lost_node_cost_nothing_but_time(tmp_path: Path, clu
     until(lambda: (out / "study.json").exists())
     study = open_study(out)
     until(lambda: len(workers(study)) >= 2)
-    victim, lost = next(iter(workers(study).items()))
-    os.kill(victim, signal.SIGKILL)
-    until(lambda: len([name for name in workers(study).values() if name != lost]) >= 2)
+    lost, pids = next(iter(workers(study).items()))
+    os.kill(pids.worker, signal.SIGKILL)
+    until(lambda: len([name for name in workers(study) if name != lost]) >= 2)
     cluster.tell("remove", 1)
     said = output(child)
     assert said.count("again  ") >= 2 and "lost with its worker or node" in said and "6 of 6 jobs done" in said
     no_orphans(out)
-    assert max(ray_worker.attempt_of(study, one) for one in study.jobs) > 1
+    assert max(ray_jobs.attempt_of(study, one) for one in study.jobs) > 1
     output(start(file, "--out", str(here)))
     assert tables(study) == tables(open_study(here)), "bit for bit what the local engine gives"
 
@@ -411,7 +496,7 @@ def test_a_killed_driver_leaves_nothing_behind_and_the_next_goes_on(tmp_path: Pa
     child = cluster.run(file, "--out", str(out))
     until(lambda: (out / "study.json").exists() and len(workers(open_study(out))) == 2)
     second = cluster.run(file, "--out", str(out))
-    assert "is in use by another process with --engine ray" in output(second, 4)
+    assert "2 jobs left to other runners of this directory" in output(second, 0)
     child.kill()
     child.communicate()
     no_orphans(out)
@@ -431,8 +516,8 @@ def test_a_node_that_falls_silent_ends_its_job_once_another_has_it(tmp_path: Pat
         said = output(child)
         assert "lost with its worker or node" in said and "3 of 3 jobs done" in said
         no_orphans(out)
-    assert sorted(ray_worker.attempt_of(study, one) for one in study.jobs)[:2] == [1, 1]
-    assert max(ray_worker.attempt_of(study, one) for one in study.jobs) >= 2
+    assert sorted(ray_jobs.attempt_of(study, one) for one in study.jobs)[:2] == [1, 1]
+    assert max(ray_jobs.attempt_of(study, one) for one in study.jobs) >= 2
     output(start(file, "--out", str(here)))
     assert tables(study) == tables(open_study(here)), "two never wrote"
 
@@ -445,9 +530,9 @@ def test_a_stale_attempt_saves_and_ends(tmp_path: Path, cluster: ThreeNodes):
     until(lambda: (out / "study.json").exists() and len(workers(open_study(out))) == 1)
     study = open_study(out)
     (one,) = study.jobs
-    ray_worker.next_attempt(study, one)
+    ray_jobs.next_attempt(study, one)
     assert "1 of 1 job done" in output(child)
-    assert ray_worker.attempt_of(study, one) == 3 and study.log(one).read_text().count("gpi resume") >= 1
+    assert ray_jobs.attempt_of(study, one) == 3 and study.log(one).read_text().count("gpi resume") >= 1
     no_orphans(out)
 
 

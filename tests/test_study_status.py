@@ -16,7 +16,7 @@ from gpi import cli
 from gpi.cli.study_status import cell, number, screen
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import Failure, StudyDir, write_failure
-from gpi.study.engine.runners import runner_file
+from gpi.study.engine.locks import runner_file
 from gpi.study.gathered import merge
 from gpi.study.status import JobStatus, State, Status, Watch
 from made_runs import job, make_run, make_study, write

@@ -272,8 +272,7 @@ def jax_works(used: Devices) -> Finding:
 def gpus() -> str:
     """Return the NVIDIA GPUs of the machine with their driver, as nvidia-smi names them; nothing if there are none."""
     if shutil.which("nvidia-smi"):
-        tried = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], 20)
-        return tried.said if tried.worked else ""
+        return next((", ".join(row) for row in machine.nvidia_gpus("name", "driver_version")), "")
     return "an NVIDIA GPU" if Path("/proc/driver/nvidia/version").exists() else ""
 
 

@@ -1,14 +1,23 @@
-"""What this process may use of the machine: cores and memory, with the limits that a container sets."""
+"""What this process may use of the machine: cores and memory, with the limits that a container sets, and NVIDIA's GPUs.
+
+Besides, how a process is tied to the one that started it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
+NVIDIA_SECONDS = 20.0  # for NVIDIA's programs to answer
+SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def cores() -> int:
@@ -66,4 +75,30 @@ def text_of(path: Path) -> str:
     """Return the content of a small file of the kernel, stripped; empty if there is none."""
     with suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="ascii").strip()
+    return ""
+
+
+def end_with_parent(number: int) -> None:
+    """Ask the kernel to send this process a signal when its parent ends, even if that is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(SET_DEATH_SIGNAL, number, 0, 0, 0)
+
+
+def nvidia_gpus(*columns: str) -> list[list[str]]:
+    """Return these columns of the GPUs that `nvidia-smi` lists; nothing without it."""
+    said = nvidia_output("nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits")
+    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    return [row for row in rows if len(row) == len(columns)]
+
+
+def nvidia_output(*command: str, text: str = "") -> str:
+    """Return what a program of NVIDIA's prints; empty if it is not there, fails or does not answer."""
+    if shutil.which(command[0]) is None:
+        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        ended = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=NVIDIA_SECONDS, check=True,
+            start_new_session=True,
+        )  # fmt: skip
+        return ended.stdout or "\n"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,16 +53,20 @@ def add_run(actions: Verbs) -> None:
 
 def run_run(parsed: argparse.Namespace) -> int:
     """Run a study, then say how it stands."""
-    from gpi.study.engine.runner import run_study, summary
+    from gpi.study.engine.loop import run_study
+    from gpi.study.engine.screen import summary
 
     options = Options(
         parsed.jobs, parsed.cores, parsed.only, parsed.shard, parsed.seconds, parsed.whole_jobs, named(parsed.env)
     )
     if parsed.engine == "ray":
         from gpi.study.engine.ray_cluster import Where
-        from gpi.study.engine.ray_driver import run_on_ray
+        from gpi.study.engine.ray_jobs import OnRay
 
-        ended = run_on_ray(parsed.study, parsed.out, options, Where(parsed.address, parsed.trusted))
+        if parsed.whole_jobs:
+            raise UsageError("--whole-jobs needs the speed of one machine; leave it out with --engine ray")
+        on_ray = partial(OnRay, Where(parsed.address, parsed.trusted))
+        ended = run_study(parsed.study, parsed.out, options, executor=on_ray)
     elif parsed.address or parsed.trusted:
         raise UsageError("--address and --i-trust-this-network are for a Ray cluster; add --engine ray")
     else:

@@ -5,7 +5,6 @@ Only JSON and numbers as bytes pass between the processes, nothing that can carr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gpi.envs.pool import Spec
+from gpi.machine import end_with_parent
 
 PATIENCE = 1.0
 """Seconds that a process is given to end."""
-PR_SET_PDEATHSIG = 1
 
 
 def start_process(module: str, extra: dict[str, str], **options: Any) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -48,8 +47,7 @@ def connect_to_parent() -> Connection:
     """Return the child's end of the pipe, and make sure that the child does not outlive its parent."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     return Connection(int(sys.argv[1]))
 
 

@@ -67,28 +67,38 @@ def make_new(path: Path) -> Path:
     raise AssertionError  # the count never ends
 
 
+def take(path: Path, *, shared: bool = False, wait: bool = False) -> int | None:
+    """Lock a file by `flock` and return its descriptor, whose end unlocks it; None if another process has it.
+
+    The file is made if it is not there, but not to share a lock: a reader writes nothing. Where the file system has no
+    locks at all, every lock is had: better unlocked than not at all.
+    """
+    made = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
+    fd = os.open(path, made | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            os.close(fd)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+    return fd
+
+
 @contextmanager
 def hold(directory: Path) -> Iterator[None]:
     """Lock a run directory so that no other process writes to it; the kernel unlocks it when the process dies."""
     path = directory / LOCK
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = take(path)
         except OSError as error:
             raise UsageError(f"{path} cannot be opened: {error.strerror}; name a directory you may write to") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if same_file(fd, path):  # or another process removed it between our opening and locking it
-                break
-        except BlockingIOError:
-            holder = holder_of(fd)
-            os.close(fd)
-            raise LockedError(f"{directory} is in use by {holder}; wait until it ends, or stop it") from None
-        except OSError as error:
-            if error.errno in NO_LOCKS:  # of the whole file system: better unlocked than not at all
-                break
-            os.close(fd)
-            raise
+        if fd is None:
+            raise LockedError(f"{directory} is in use by {holder_of(path)}; wait until it ends, or stop it")
+        if same_file(fd, path):  # or another process removed it between our opening and locking it
+            break
         os.close(fd)
     try:
         with suppress(OSError):  # the name of the holder is a courtesy: a full disk must not prevent locking
@@ -101,11 +111,12 @@ def hold(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def holder_of(fd: int) -> str:
+def holder_of(path: Path) -> str:
     """Return the process that holds a lock, after giving it a moment to write its name."""
     for _ in range(20):
-        if name := os.pread(fd, 200, 0).decode(errors="replace").strip():
-            return name
+        with suppress(OSError):
+            if name := path.read_text(errors="replace")[:200].strip():
+                return name
         time.sleep(0.05)
     return "another process"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpi.study.engine.runner import Ended
+    from gpi.study.engine.screen import Ended
     from gpi.study.frame import Results
 
 
@@ -35,7 +35,7 @@ def run(
     """
     from gpi.study.engine.begin import Options
     from gpi.study.engine.locks import read_shard
-    from gpi.study.engine.runner import run_study
+    from gpi.study.engine.loop import run_study
     from gpi.training.signals import pass_on
 
     part = read_shard(shard) if shard else None

@@ -258,6 +258,14 @@ def plain(value: object) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text.replace("e+", "e"))
 
 
+def as_option(name: str, value: object) -> list[str]:
+    """Return a setting as an option of `gpi train`, whole; None has no option."""
+    word = name.replace("_", "-")
+    if value is None or isinstance(value, bool):
+        return [] if value is None else [f"--{word}" if value else f"--no-{word}"]
+    return [f"--{word}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+
+
 def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: Arm) -> Config:
     """Return the settings of a job, all decided; raise UsageError with the line of one that breaks its rule."""
     tables = [Settings(document, ("grid", arm.grid), arm.settings), Settings(document, (), dict(common))]

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from gpi import files
 from gpi.config import Config, config_of, decided
-from gpi.errors import FileError, UsageError
+from gpi.errors import FileError, GpiError, UsageError
 from gpi.rundir.done import read_done
 from gpi.standalone import Facts
 from gpi.study.definition import ARM_NAME, NAME, Job, Study, made_by
@@ -209,6 +209,20 @@ def is_done(study: StudyDir, job: Job) -> bool:
     """
     done = read_done(study.run(job))
     return done is not None and done["complete"] and max(done["steps"], default=0) >= job.config.steps
+
+
+def is_complete(study: StudyDir, job: Job) -> bool:
+    """Return whether a job is done; one whose DONE cannot be read is not, and `gpi resume` says why."""
+    with suppress(GpiError, OSError):
+        return is_done(study, job)
+    return False
+
+
+def claim_of(study: StudyDir, job: Job) -> Path:
+    """Return the file whose lock says who has a job, in a directory that is there."""
+    path = study.path / "claims" / job.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def config_steps(run: Path) -> int:

@@ -21,7 +21,7 @@ from gpi.rundir.tables import RECENT_EPISODES
 from gpi.standalone import Facts
 from gpi.study.definition import Job
 from gpi.study.directory import FILE, Failure, Layout, StudyDir, open_study, read_failure
-from gpi.study.engine.runners import read_runners
+from gpi.study.engine.locks import read_runners
 from gpi.study.estimate import core_seconds
 from gpi.study.frame import arm_of
 from gpi.study.gathered import PACKS, packed

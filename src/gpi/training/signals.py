@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
@@ -49,26 +49,32 @@ def ignored(number: signal.Signals) -> bool:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Let Ctrl-C, SIGTERM and SIGHUP end the run after its iteration.
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[Mapping[signal.Signals, object]]:
+    """Give Ctrl-C, SIGTERM and SIGHUP to a handler; yield those that they had. Call it in the main thread.
 
     A signal that is ignored stays ignored: SIGHUP under nohup, SIGINT in what a script started in the background.
-    Python allows handlers in the main thread only.
     """
+    optional = [number for number in (signal.SIGINT, signal.SIGHUP) if not ignored(number)]
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, *optional)}
+    try:
+        yield before
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Let Ctrl-C, SIGTERM and SIGHUP end the run after its iteration; not in other threads, where Python cannot."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    optional = [number for number in (signal.SIGINT, signal.SIGHUP) if not ignored(number)]
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, *optional)}
-    starting = before.get(signal.SIGINT)
-    try:
+    with handling(interrupt) as before:
+        starting = before.get(signal.SIGINT)
         if isinstance(starting, Starting) and starting.interrupted:
             raise KeyboardInterrupt
         yield interrupt
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

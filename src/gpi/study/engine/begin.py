@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gpi import files
 from gpi.errors import DiskError, UsageError, disk_error
+from gpi.rundir.lock import take
 from gpi.study.definition import Job, Study, builtin_names, builtin_text, made_by
-from gpi.study.directory import FILE, Layout, StudyDir, continued, open_study, write_study
+from gpi.study.directory import FILE, Layout, StudyDir, continued, is_complete, open_study, write_study
 from gpi.study.engine import machine_layout
-from gpi.study.engine.locks import Shard
+from gpi.study.engine.locks import RunnerFile, Shard
 from gpi.study.estimate import core_seconds, disk_bytes
 
 OWN_FILES = (
@@ -44,41 +44,62 @@ class Options(NamedTuple):
     """The user's own environments, as module:id, by their names in the study."""
 
 
-def begin(
-    study: Study, out: Path, options: Options, *,
-    decide: Callable[[Sequence[Job], int | None], Layout] = machine_layout.decide,
-    require: Callable[[Layout], None] = machine_layout.require,
-) -> StudyDir:  # fmt: skip
-    """Begin a study, or continue one, with the layout decided when it began and with any new jobs.
+class Runner(NamedTuple):
+    """A runner of a study: what it is to do, and how others see it."""
 
-    `decide` and `require` query the resources of a machine: this one, unless jobs run elsewhere.
-    """
+    study: StudyDir
+    todo: list[Job]
+    options: Options
+    file: RunnerFile
+
+
+class Machine(Protocol):
+    """What jobs will run on: this machine, or the nodes of a cluster."""
+
+    def decide(self, jobs: Sequence[Job], wanted: int | None = None, /) -> Layout:
+        """Return the layout of a study that begins there; `wanted` is the number of cores of each job."""
+        ...
+
+    def require(self, layout: Layout, /) -> None:
+        """Raise UsageError, in one line, if it cannot give what a study's jobs have had from the beginning."""
+        ...
+
+
+def begin(study: Study, out: Path, options: Options, machine: Machine = machine_layout) -> StudyDir:
+    """Begin a study, or continue one, with the layout decided when it began and with any new jobs."""
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs} must be at least 1; leave it out")
     layout = None
     if not (out / FILE).exists():  # errors are raised before anything is made
         if options.only:
             matching(study.jobs, options.only)
-        layout = decide(study.jobs, options.cores)
+        layout = machine.decide(study.jobs, options.cores)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(out, error) from error
-    with alone(out / "study.lock"):
-        if not (out / FILE).exists():
-            refuse_foreign(out)
-            found = StudyDir(out, study.name, layout or decide(study.jobs, options.cores), study.jobs)
-            write_study(found)
-            return found
-        known = open_study(out)
-        if options.cores not in (None, known.layout.cores):
-            began = f"this study began with {known.layout.cores}, and its results depend on it"
-            raise UsageError(f"--cores {options.cores}, but {began}; leave it out, or name another directory")
-        require(known.layout)
-        found = continued(known, study)
-        if aims(found) != aims(known):
-            write_study(found)
+    lock = take(out / "study.lock", wait=True)  # runners that begin together do so one after the other
+    try:
+        if (out / FILE).exists():
+            return begin_again(study, open_study(out), options, machine)
+        refuse_foreign(out)
+        found = StudyDir(out, study.name, layout or machine.decide(study.jobs, options.cores), study.jobs)
+        write_study(found)
         return found
+    finally:
+        os.close(lock) if lock is not None else None
+
+
+def begin_again(study: Study, known: StudyDir, options: Options, machine: Machine) -> StudyDir:
+    """Continue a study that has begun, with any new jobs."""
+    if options.cores not in (None, known.layout.cores):
+        began = f"this study began with {known.layout.cores}, and its results depend on it"
+        raise UsageError(f"--cores {options.cores}, but {began}; leave it out, or name another directory")
+    machine.require(known.layout)
+    found = continued(known, study)
+    if aims(found) != aims(known):
+        write_study(found)
+    return found
 
 
 def aims(study: StudyDir) -> list[tuple[str, int]]:
@@ -95,18 +116,6 @@ def keep_source(study: StudyDir, source: str | Path) -> None:
             files.write(study.path / "study.toml", text)
 
 
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Let runners that begin together do so one after the other, where the file system has locks."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
 def refuse_foreign(out: Path) -> None:
     """Raise UsageError if a directory holds something else than a study."""
     others = sorted(path.name for path in out.iterdir() if path.name not in OWN_FILES and not path.name.startswith("."))
@@ -121,6 +130,16 @@ def chosen(study: StudyDir, wanted: Study, options: Options) -> list[Job]:
     if options.only:
         jobs = matching(jobs, options.only)
     return jobs if options.shard is None else shard_of(jobs, options.shard)
+
+
+def unfinished(study: StudyDir, jobs: Sequence[Job], options: Options) -> list[Job]:
+    """Return the jobs that are not done, here or in a pack."""
+    known = set[str]()
+    if (study.path / "packs").is_dir():
+        from gpi.study.gathered import covered
+
+        known = covered(study, options.environments)
+    return [job for job in jobs if job.name not in known and not is_complete(study, job)]
 
 
 def matching(jobs: Sequence[Job], pattern: str) -> list[Job]:

@@ -1,7 +1,7 @@
-"""A job as a process: its command, its environment, and what its end means. Every engine runs jobs by these functions.
+"""A job as a process: its command, its environment, and what its end means; and the executor of this machine.
 
 A job is `gpi train`, or `gpi resume` where its run has begun, in a separate process that ends with the process that
-started it. `start` must be called from the main thread: the kernel ends a child when the *thread* that made it ends.
+started it. Start it from the main thread: the kernel ends a child when the *thread* that made it ends.
 """
 
 from __future__ import annotations
@@ -12,14 +12,21 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from gpi.config import Config
-from gpi.study.definition import Job
+from gpi.standalone import Facts
+from gpi.study.definition import Job, as_option
 from gpi.study.directory import Layout, StudyDir, config_steps
+from gpi.study.engine import machine_layout
+from gpi.study.engine.begin import Runner
+from gpi.study.engine.locks import require_locks
+from gpi.terminal import plural
+from gpi.training.devices import compilation_cache
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 OF_LAYOUT = ("JAX_", "XLA_", "PJRT_")  # variables that change results in their last bits begin like this
@@ -60,21 +67,12 @@ def arguments(study: StudyDir, job: Job, environments: Mapping[str, str]) -> lis
         steps = max(job.config.steps, config_steps(run))
         return ["resume", str(run), *(["--env", own] if own else []), "--steps", str(steps)]
     config = dataclasses.replace(job.config, threads=job.config.threads or study.layout.cores)
-    return ["train", own or config.task, *options(config), "--out", str(run)]
-
-
-def options(config: Config) -> list[str]:
-    """Return every setting that is not its default, as options of `gpi train`."""
-    words: list[str] = []
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), field.name.replace("_", "-")
-        if field.name == "task" or value == field.default:
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    return words
+    changed = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(config)[1:]
+        if getattr(config, field.name) != field.default
+    }  # fmt: skip
+    words = [word for name, value in changed.items() for word in as_option(name, value)]
+    return ["train", own or config.task, *words, "--out", str(run)]
 
 
 def environment(layout: Layout, gpu: str = "") -> dict[str, str]:
@@ -90,18 +88,93 @@ def environment(layout: Layout, gpu: str = "") -> dict[str, str]:
     return {**kept, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1", **chosen, **layout.environment}
 
 
-def start(study: StudyDir, job: Job, environments: Mapping[str, str], gpu: str = "") -> subprocess.Popen[bytes]:
-    """Begin or continue a job in a new process and session; it writes to the job's log.
+class Process:
+    """A job that runs in a process of this machine, in its own session; it writes to the job's log.
 
     In its own session Ctrl-C and a terminal that closes reach the runner alone, which then lets its jobs save.
     """
-    log = study.log(job)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command(study, job, environments), env=environment(study.layout, gpu), stdin=subprocess.DEVNULL,
-            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+
+    why = ""
+
+    def __init__(self, study: StudyDir, job: Job, environments: Mapping[str, str], gpu: str = ""):
+        """Begin or continue a job."""
+        log = study.log(job)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.asked, self.programs = False, cached_programs()
+        with log.open("ab") as file:
+            self.child = subprocess.Popen(
+                command(study, job, environments), env=environment(study.layout, gpu), stdin=subprocess.DEVNULL,
+                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.facts: Facts = {"pid": self.child.pid}
+
+    def poll(self) -> int | None:
+        """Return its exit code, or minus the signal that killed it; None while it runs."""
+        code = self.child.poll()
+        if code is not None and code < 0:
+            remove_programs_since(self.programs)
+        return code
+
+    def stop(self, *, now: bool = False) -> None:
+        """Let it save and end, or kill it."""
+        if self.child.poll() is None and (now or not self.asked):
+            self.asked = True
+            os.killpg(self.child.pid, signal.SIGKILL) if now else self.child.terminate()
+
+
+def cached_programs() -> dict[Path, tuple[int, int] | None]:
+    """Return the entries of JAX's cache of compiled programs, with their sizes and times."""
+    return {path: stamp(path) for path in Path(compilation_cache()).glob("*-cache")}
+
+
+def remove_programs_since(before: Mapping[Path, tuple[int, int] | None]) -> None:
+    """Remove entries that are new: JAX writes them in place, and never replaces one that a kill has cut short."""
+    for path, now in cached_programs().items():
+        if before.get(path) != now:
+            with suppress(OSError):
+                path.unlink()
+                path.with_name(path.name.removesuffix("-cache") + "-atime").unlink(missing_ok=True)
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Return the size and the time of the last writing of a file; None if it is gone."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_size, facts.st_mtime_ns
+
+
+class Local:
+    """The executor of this machine: jobs are its processes, and its GPUs the places that they are dealt out to."""
+
+    lost = ""
+    decide, require = staticmethod(machine_layout.decide), staticmethod(machine_layout.require)
+
+    def __init__(self, stack: ExitStack):
+        """Get nothing ready yet; what is then, is given back at the end of `stack`."""
+        self.stack, self.room = stack, Counter[str]()
+
+    def get_ready(self, runner: Runner) -> tuple[str, list[str]]:
+        """Get ready for the jobs of a runner; return words that say where they run, and notes."""
+        self.study, self.environments = runner.study, runner.options.environments
+        if runner.options.shard is None:
+            require_locks(runner.study.path, runner.file.path)
+        layout = runner.study.layout
+        here = machine_layout.places(layout, runner.todo, runner.options.jobs)
+        shared = runner.todo and layout.platform == "gpu" and here.number > 1
+        note = self.stack.enter_context(machine_layout.sharing()) if shared else ""
+        self.room = Counter(islice(cycle(here.gpus or ("",)), here.number))
+        each = f"{plural(layout.cores, 'core')} each{', sharing the GPU' * (layout.platform == 'gpu')}"
+        return f"{here.number} side by side, {each}", [here.note, note]
+
+    def places(self) -> Counter[str]:
+        """Return how many jobs each place has room for: one for each GPU, else a single one."""
+        return self.room
+
+    def start(self, job: Job, place: str) -> Process:
+        """Begin or continue a job."""
+        return Process(self.study, job, self.environments, place if len(self.room) > 1 else "")
 
 
 def outcome(code: int, *, complete: bool, failures: int) -> Outcome:

@@ -1,19 +1,27 @@
-"""Locks between runners that share a study's directory: by `flock`, where the file system carries it to other hosts.
+"""Locks between runners that share a study's directory, where the file system carries them to other hosts.
 
-A file that is locked stays when it is let go: removing it would let two processes lock two files of one name.
+A job belongs to the runner that has locked its file in `claims/`; a runner lives as long as it has locked its file in
+`runners/`, which says which jobs it runs. A file in `claims/` stays when it is let go: removing it would let two
+processes lock two files of one name.
 """
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
+import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gpi.errors import UsageError
-from gpi.rundir.lock import NO_LOCKS
+from gpi import files
+from gpi.errors import FileError, UsageError
+from gpi.rundir.lock import same_file, take
+from gpi.standalone import Facts
 
+RUNNERS = "runners"
 MOUNTS = Path("/proc/self/mountinfo")
 UNSURE = ("gpfs", "beegfs", "fhgfs", "cifs", "smb3", "smbfs", "9p", "virtiofs", "afs", "orangefs", "pvfs2", "drvfs")
 """File systems whose locks may hold on one host only; all of FUSE too, but not disks that it shows (fuseblk)."""
@@ -35,35 +43,13 @@ def read_shard(text: str) -> Shard:
     return shard
 
 
-def take(path: Path) -> int | None:
-    """Lock a file, which is made if it is not there, and return its descriptor; None if another runner has it.
-
-    Where the file system has no locks at all, it counts as locked: `require_locks` has asked for a shard by then.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            os.close(fd)
-            raise
-    return fd
-
-
 def require_locks(directory: Path, held: Path, mounts: Path = MOUNTS) -> None:
     """Raise UsageError unless runners on this file system see each other's locks; `held` is locked by this process."""
     kind, options = mount_of(directory, mounts)
     local = kind in UNSURE or (kind.startswith("fuse") and kind != "fuseblk")
     without = kind == "lustre" and "flock" not in options
-    if not local and not without:
-        fd = take(held)
-        if fd is None:
-            return
-        os.close(fd)
+    if not local and not without and lives(held):
+        return
     raise UsageError(
         f"{directory} is on {kind or 'a file system'} whose locks may not reach other runners; say which part of the "
         "jobs is this one's, e.g. --shard 3/16, or --shard 1/1 if it is the only one"
@@ -87,3 +73,66 @@ def mount_of(directory: Path, mounts: Path = MOUNTS) -> tuple[str, list[str]]:
         if place.is_relative_to(point) and len(point.parts) >= len(best.parts):  # a later mount hides an earlier one
             best, kind, options = point, rest[0], [*fields[5].split(","), *rest[2].split(",")]
     return kind, options
+
+
+class RunnerFile:
+    """The file of this runner, locked."""
+
+    def __init__(self, path: Path, fd: int):
+        """Take a file that is locked already."""
+        self.path, self.fd, self.size, self.beat = path, fd, 0, 0
+
+    def write(self, facts: Facts) -> None:
+        """Say what this runner does. A full disk must not end it, so the file may be old."""
+        self.beat += 1
+        text = json.dumps({"host": platform.node(), "pid": os.getpid(), "beat": self.beat, **facts}).encode()
+        self.size = max(self.size, len(text) + 1)
+        with suppress(OSError):  # in place, as the lock is on this very file; never shorter, so that no old end is left
+            os.pwrite(self.fd, text.ljust(self.size - 1) + b"\n", 0)
+
+
+@contextmanager
+def runner_file(study: Path) -> Iterator[RunnerFile]:
+    """Make and lock this runner's file until the end; first remove those of runners that were killed."""
+    (study / RUNNERS).mkdir(parents=True, exist_ok=True)
+    for path in (study / RUNNERS).glob("*.json"):
+        with suppress(OSError):
+            if not lives(path):
+                path.unlink(missing_ok=True)
+    host = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node()) or "host"
+    number = 1
+    while True:  # containers may share their host's name and number processes alike
+        path = study / RUNNERS / f"{host}-{os.getpid()}{f'-{number}' if number > 1 else ''}.json"
+        fd = take(path)
+        if fd is None:
+            number += 1
+        elif same_file(fd, path):
+            break
+        else:  # another runner took it for one of the dead
+            os.close(fd)
+    try:
+        yield RunnerFile(path, fd)
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def read_runners(study: Path) -> list[Facts]:
+    """Return what the runners that live say about themselves: host, pid, and `running`, a list of jobs.
+
+    Where locks do not reach other hosts, runners there cannot be told from dead ones, and are left out.
+    """
+    found = []
+    for path in sorted((study / RUNNERS).glob("*.json")):
+        with suppress(OSError, FileError):
+            if lives(path):
+                found.append(files.parse_json(files.read(path.parent, path.name, files.JSON_LIMIT), path.name))
+    return found
+
+
+def lives(path: Path) -> bool:
+    """Return whether a process has locked a file; a reader's shared lock does not hide it from another reader."""
+    fd = take(path, shared=True)
+    if fd is not None:
+        os.close(fd)
+    return fd is None

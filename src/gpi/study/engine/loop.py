@@ -1,6 +1,8 @@
-"""The local engine: runs the jobs of a study as processes of this machine, side by side, until all are done.
+"""The engine: runs the jobs of a study until all are done. Begin, claim, start, poll, end: they come in this order.
 
-Job state is read from the study's directory only. Durations use the monotonic clock.
+A job belongs to the runner that has locked its file in `claims/`. What it then runs in is the executor's: a process of
+this machine (`jobs.Local`), or a task of a Ray cluster (`ray_jobs.OnRay`). How far a job is, is read from the study's
+directory only. Durations use the monotonic clock.
 """
 
 from __future__ import annotations
@@ -8,55 +10,175 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
+import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol, TextIO
 
-from gpi.errors import DiskError, GpiError, reason
-from gpi.rundir.run import Run
-from gpi.study.definition import Job
-from gpi.study.directory import Failure, StudyDir, is_done, last_timing, read_failure, write_failure
-from gpi.study.engine import jobs as processes
-from gpi.study.engine.begin import SPARE, Options, free_bytes, still_written
-from gpi.study.engine.compile_cache import CompileCache, stamp
-from gpi.study.engine.locks import take
-from gpi.study.engine.machine_layout import Places
-from gpi.study.engine.programs import Compiled, program_of
-from gpi.study.engine.queue import Running, Waiting, next_gpu
-from gpi.study.engine.runners import RunnerFile
-from gpi.study.engine.screen import Screen, Standing
-from gpi.study.engine.speeds import Speeds
-from gpi.study.engine.stopping import SAVING, Stop
+from gpi.errors import DiskError, GpiError, UsageError, reason
+from gpi.rundir.lock import take
+from gpi.standalone import Facts
+from gpi.study.definition import Job, load_study
+from gpi.study.directory import Failure, claim_of, is_complete, last_timing, read_failure, write_failure
+from gpi.study.engine.begin import (
+    SPARE,
+    Machine,
+    Options,
+    Runner,
+    begin,
+    chosen,
+    free_bytes,
+    keep_source,
+    require_disk,
+    still_written,
+    unfinished,
+)
+from gpi.study.engine.jobs import BUSY, BUSY_SECONDS, FULL, FULL_SECONDS, RETRIES, Local, last_line, outcome, words_of
+from gpi.study.engine.jobs import stamp as stamp_of
+from gpi.study.engine.locks import runner_file
+from gpi.study.engine.schedule import SAVING, Speeds, Stop, program_of
+from gpi.study.engine.screen import Ended, Screen, Standing, final_return
 from gpi.terminal import clock, plural
+from gpi.training.signals import handling
 
-TICK, LOOK, BEAT = 0.1, 1.0, 3.0  # seconds between looks at processes, at their tables, and words to other runners
+TICK, LOOK, BEAT = 0.1, 1.0, 3.0  # seconds between looks at jobs, at their tables, and words to other runners
 ELSEWHERE = 5.0  # seconds before a job that another runner has is tried again
 LEADER = 120.0  # seconds after which a job that still compiles is not waited for
 DISK_SECONDS = 2.0  # between looks whether a disk has room again
 WINDOW = 60  # looks that a rate is taken over
+PATIENCE = math.ceil(SAVING / BUSY_SECONDS)  # attempts after which a run directory in use is worth a line
 
 
-class Parts(NamedTuple):
-    """What the engine works with."""
+class Task(Protocol):
+    """A job that an executor has started."""
 
-    screen: Screen
-    file: RunnerFile
-    cache: CompileCache
-    compiled: Compiled
-    speeds: Speeds
+    facts: Facts
+    """Where it runs, for other programs."""
+    why: str
+    """Why it ended, where its log cannot say it."""
+
+    def poll(self) -> int | None:
+        """Return its exit code, or minus the signal that killed it; None while it runs."""
+        ...
+
+    def stop(self, *, now: bool = False) -> None:
+        """Let it save and end, or kill it."""
+        ...
+
+
+class Executor(Machine, Protocol):
+    """What starts jobs, looks after them and stops them."""
+
+    @property
+    def lost(self) -> str:
+        """What makes it useless from now on; empty while all is well."""
+        ...
+
+    def get_ready(self, runner: Runner) -> tuple[str, list[str]]:
+        """Get ready for the jobs of a runner; return words that say where they run, and notes."""
+        ...
+
+    def places(self) -> Counter[str]:
+        """Return how many jobs each place has room for at the moment."""
+        ...
+
+    def start(self, job: Job, place: str) -> Task:
+        """Begin or continue a job; raise OSError if that is not possible now."""
+        ...
+
+
+@dataclass
+class Waiting:
+    """A job that is to be started, now or later."""
+
+    job: Job
+    program: str
+    """The name of its compiled program."""
+    best: int = 0
+    """Steps of each seed at the furthest point it has ever reached."""
+    ready: float = -math.inf
+    """When it may be started, by the monotonic clock."""
+    elsewhere: bool = False
+    """Whether another runner had it when this one last tried."""
+    failures: int = 0
+    """Failures since it last made progress."""
+    attempts: int = 0
+    noted: int = 0
+    """Attempts recorded in its file of failure when this runner began; 0 if it had none."""
+    busy: int = 0
+    """How often in a row its run directory was in use: a job of a runner that was killed may still be saving."""
+
+
+@dataclass
+class Running:
+    """A job that runs."""
+
+    waiting: Waiting
+    task: Task
+    lock: int
+    place: str
+    began: float
+    table: tuple[int, int] | None
+    """Size and time of its timing.csv when it was started."""
+    base: int
+    """Steps of each seed that it continued from."""
+    steps: int = 0
+    iterates: bool = False
+    """Whether it has compiled its program and ended an iteration."""
+
+    @property
+    def gained(self) -> int:
+        """Steps of all seeds in this process."""
+        return self.waiting.job.config.seeds * max(0, self.steps - self.base)
+
+
+# --- begin ----------------------------------------------------------------------------------------------------------
+
+
+def run_study(
+    source: str | Path, out: str | Path, options: Options | None = None, *, stream: TextIO | None = None,
+    quiet: bool = False, executor: Callable[[ExitStack], Executor] = Local,
+) -> Ended:  # fmt: skip
+    """Run the jobs of a study in the directory `out`; return how that ended. Call it in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("a study must be run in the main thread, because its processes end with the thread they have")
+    options = options or Options()
+    wanted, stop = load_study(source, options.environments), Stop(options.seconds)
+    with ExitStack() as stack:
+        where = executor(stack)
+        study = begin(wanted, Path(out), options, where)
+        keep_source(study, source)
+        jobs = chosen(study, wanted, options)
+        todo = unfinished(study, jobs, options)
+        require_disk(study, todo)
+        runner = Runner(study, todo, options, stack.enter_context(runner_file(study.path)))
+        words, notes = where.get_ready(runner)
+        screen = stack.enter_context(Screen(stream, quiet=quiet))
+        done = len(jobs) - len(todo)
+        screen.say(f"{study.name}: {plural(len(jobs), 'job')}, {done} done; {words}; writing {study.path}")
+        if again := sum(study.failure(job).exists() for job in todo):
+            notes.append(f"{plural(again, 'job')} that had been set aside get one more attempt")
+        for note in filter(None, [*notes, *wanted.notes]):
+            screen.say(f"note: {note}")
+        stack.enter_context(handling(stop))
+        engine = Engine(runner, done, where, screen)
+        engine.run(stop)
+        return engine.ended(len(jobs), stop)
 
 
 class Engine:
     """A runner's jobs: waiting, running, done, set aside."""
 
-    def __init__(self, study: StudyDir, todo: Sequence[Job], done: int, places: Places, options: Options, parts: Parts):
-        """Take the jobs to do; nothing starts yet."""
-        self.study, self.places, self.options = study, places, options
-        self.screen, self.file, self.cache, self.compiled, self.speeds = parts
+    def __init__(self, runner: Runner, done: int, executor: Executor, screen: Screen):
+        """Take the jobs to do, beside those that are done; nothing starts yet."""
+        (self.study, todo, self.options, self.file), self.executor, self.screen = runner, executor, screen
+        self.speeds, self.compiled = Speeds(), set[str]()
+        for job in self.study.jobs:
+            self.speeds.note(job, *last_timing(self.study.run(job)))
         self.waiting = [self._entry(job) for job in todo]
         self.running: list[Running] = []
         self.done, self.aside = done, dict[str, Failure]()
@@ -69,14 +191,12 @@ class Engine:
 
     def _entry(self, job: Job) -> Waiting:
         """Return a job as one that waits; one that was set aside before gets one attempt."""
-        taken, _ = last_timing(self.study.run(job))
-        noted = self._attempts(job)
-        return Waiting(
-            job, program_of(job, self.study.layout), best=taken, failures=processes.RETRIES if noted else 0,
-            attempts=noted, noted=noted,
-        )  # fmt: skip
+        noted = self._tries(job)
+        failures = RETRIES if noted else 0
+        best, _ = last_timing(self.study.run(job))
+        return Waiting(job, program_of(job), best, failures=failures, attempts=noted, noted=noted)
 
-    def _attempts(self, job: Job) -> int:
+    def _tries(self, job: Job) -> int:
         """Return how often a job that is set aside was tried; 0 if it is not."""
         with suppress(GpiError, OSError):
             failure = read_failure(self.study, job)
@@ -84,54 +204,44 @@ class Engine:
         return 0
 
     def run(self, stop: Stop) -> None:
-        """Run jobs until none is left that this runner can run, or `stop` says so; no process outlives this."""
+        """Run jobs until none is left that this runner can run, or `stop` says so; no job outlives this."""
         try:
             while True:
-                looked = self._collect()
+                self._poll()
                 self._heed(stop)
-                self._fill(stop)
-                if looked:
-                    self._tell()
-                if not self.running and not self._can_go_on(stop):
+                while not stop.asked and (place := self._free_place()) is not None and self._start_next(place, stop):
+                    pass
+                self._tell()
+                ended = stop.asked or self.executor.lost or not any(self._may_start(one, stop) for one in self.waiting)
+                if ended and not self.running:
                     return
                 time.sleep(TICK)
         finally:
             self._abandon()
 
-    def _abandon(self) -> None:
-        """Let jobs that an internal error left running save and end."""
-        for one in self.running:
-            one.process.terminate()
-        for one in self.running:
-            try:
-                one.process.wait(SAVING)
-            except subprocess.TimeoutExpired:
-                one.process.kill()
-                one.process.wait()
+    # --- claim ------------------------------------------------------------------------------------------------------
 
-    # --- starting ---------------------------------------------------------------------------------------------------
+    def _free_place(self) -> str | None:
+        """Return the place that has most room for another job; None if no place has any."""
+        free = self.executor.places() - Counter(one.place for one in self.running)
+        return free.most_common(1)[0][0] if free else None
 
-    def _fill(self, stop: Stop) -> None:
-        """Start jobs while there are places for them."""
-        while not stop.asked and len(self.running) < self.places.number:
-            found = self._next(stop)
-            if found is None or not self._start(*found):
-                return
-
-    def _next(self, stop: Stop) -> tuple[Waiting, int] | None:
-        """Return the job to start now, the longest of those that can, and the lock that this runner then has on it.
+    def _start_next(self, place: str, stop: Stop) -> bool:
+        """Start the longest of the jobs that can be; return whether there was one.
 
         Jobs whose program another is compiling come last: if nothing else is left they start all the same, as they
         would be ready no sooner by waiting for it with an idle core.
         """
         now = time.monotonic()
         ready = [one for one in self.waiting if one.ready <= now and self._fits(one, stop)]
-        ready.sort(key=lambda one: (self._is_being_compiled(one.program), -self.speeds.remaining(one.job, one.best)))
+        compiling = {one.waiting.program for one in self.running if not one.iterates and now - one.began < LEADER}
+        compiling -= self.compiled
+        ready.sort(key=lambda one: (one.program in compiling, -self.speeds.remaining(one.job, one.best)))
         for one in ready:
-            lock = self._claim(one) if time.monotonic() >= self.room else None
+            lock = self._claim(one)
             if lock is not None:
-                return one, lock
-        return None
+                return self._start(one, lock, place)
+        return False
 
     def _fits(self, one: Waiting, stop: Stop) -> bool:
         """Return whether a job may be begun: always, unless only whole jobs are wanted and time is short for it."""
@@ -139,28 +249,28 @@ class Engine:
             return True
         return self.speeds.remaining(one.job, one.best) <= stop.seconds_left()
 
-    def _is_being_compiled(self, program: str) -> bool:
-        """Return whether a job that runs is compiling this program for all."""
-        now = time.monotonic()
-        return not self.compiled.has(program) and any(
-            one.waiting.program == program and not one.iterates and now - one.began < LEADER for one in self.running
-        )
+    def _may_start(self, one: Waiting, stop: Stop) -> bool:
+        """Return whether this runner can still start a job, now or later."""
+        return not one.elsewhere and self._fits(one, stop)
 
     def _claim(self, one: Waiting) -> int | None:
-        """Lock a job for this runner; None, and the reason noted, if it cannot be started now."""
+        """Lock a job for this runner; None if another has it or has ended it, or if it cannot begin now."""
         job, now = one.job, time.monotonic()
+        if now < self.room:
+            return None
         try:
-            lock = take(self.study.path / "claims" / job.name)
+            lock = take(claim_of(self.study, job))
         except OSError as error:
-            return self._postpone(one, processes.FULL_SECONDS, f"cannot be locked: {reason(error)}")
+            self._postpone(one, f"cannot be locked: {reason(error)}")
+            return None
         if lock is None:
             one.elsewhere, one.ready = True, now + ELSEWHERE
             return None
         one.elsewhere = False
-        if self._is_done(job):
+        if is_complete(self.study, job):
             self.waiting.remove(one)
             self.done += 1
-        elif self._attempts(job) != one.noted:  # another runner has just tried it
+        elif self._tries(job) != one.noted:  # another runner has just tried it
             self.waiting.remove(one)
             self.aside[job.name] = read_failure(self.study, job) or Failure("", 1, 1)
         elif self._has_room(job):
@@ -177,119 +287,135 @@ class Engine:
                 self.screen.say("the disk has room again")
             return True
         self.room = time.monotonic() + DISK_SECONDS
-        if "disk" not in self.said:
-            self.said.add("disk")
-            self.screen.say(
-                f"wait   {job.name}: it needs about {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.0f} MB; "
-                "free space, and it continues"
-            )
+        numbers = f"it needs about {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.0f} MB"
+        self._say_once("disk", f"wait   {job.name}: {numbers}; free space, and it continues")
         return False
 
-    def _postpone(self, one: Waiting, seconds: float, why: str) -> None:
+    def _postpone(self, one: Waiting, why: str) -> None:
         """Let a job wait, and say so once."""
-        one.ready = time.monotonic() + seconds
-        if one.job.name not in self.said:
-            self.said.add(one.job.name)
-            self.screen.say(f"wait   {one.job.name} {why}")
+        one.ready = time.monotonic() + FULL_SECONDS
+        self._say_once(one.job.name, f"wait   {one.job.name} {why}")
 
-    def _start(self, one: Waiting, lock: int) -> bool:
-        """Start a job that this runner has locked; return whether there may be another."""
-        gpu, job = next_gpu(self.places.gpus, self.running), one.job
+    def _say_once(self, what: str, line: str) -> None:
+        """Say a line, unless one of the same kind has been said."""
+        if what not in self.said:
+            self.said.add(what)
+            self.screen.say(line)
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    def _start(self, one: Waiting, lock: int, place: str) -> bool:
+        """Start a job that this runner has locked; return whether that worked."""
+        run = self.study.run(one.job)
         try:
-            process = processes.start(self.study, job, self.options.environments, gpu)
+            task = self.executor.start(one.job, place)
         except OSError as error:
             os.close(lock)
-            self._postpone(one, processes.FULL_SECONDS, f"cannot be started: {reason(error)}")
+            self._postpone(one, f"cannot be started: {reason(error)}")
             return False
         self.waiting.remove(one)
-        table = self.study.run(job) / "timing.csv"
-        self.running.append(Running(one, process, lock, gpu, time.monotonic(), stamp(table), one.best))
+        table = stamp_of(run / "timing.csv")
+        self.running.append(Running(one, task, lock, place, time.monotonic(), table, one.best))
         one.attempts += 1
         return True
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- poll -------------------------------------------------------------------------------------------------------
 
-    def _collect(self) -> bool:
-        """Look which processes have ended, and once a second how far the others are; return whether it was time to."""
+    def _poll(self) -> None:
+        """Look which jobs have ended."""
         for one in list(self.running):
-            code = one.process.poll()
+            code = one.task.poll()
             if code is not None:
                 self._look(one)
                 self.running.remove(one)
                 self._end(one, code)
                 os.close(one.lock)
-        now = time.monotonic()
-        if now - self.looked < LOOK:
-            return False
-        self.looked = now
-        for one in self.running:
-            self._look(one)
-        self.marks.append((now, self.steps + sum(one.gained for one in self.running)))
-        return True
 
     def _look(self, one: Running) -> None:
         """Read how far a job is: once it has begun a row of its table, its program is compiled."""
-        run = self.study.run(one.job)
-        if one.iterates or stamp(run / "timing.csv") not in (None, one.table):
+        job, run = one.waiting.job, self.study.run(one.waiting.job)
+        if one.iterates or stamp_of(run / "timing.csv") not in (None, one.table):
             one.steps, seconds = last_timing(run)
             one.iterates = one.iterates or one.steps > 0
             one.base = min(one.base, one.steps)  # a run that is resumed goes back to its checkpoint first
             if one.iterates:
                 self.compiled.add(one.waiting.program)
-                self.speeds.note(one.job, one.steps, seconds)
+                self.speeds.note(job, one.steps, seconds)
 
-    def _is_done(self, job: Job) -> bool:
-        """Return whether a job has all its steps; a DONE that cannot be read is left to `gpi resume` to complain of."""
-        with suppress(GpiError, OSError):
-            return is_done(self.study, job)
-        return False
+    def _tell(self) -> None:
+        """Once a second look how far jobs are, and show it to the user and to other processes."""
+        now = time.monotonic()
+        if now - self.looked < LOOK:
+            return
+        self.looked = now
+        for one in self.running:
+            self._look(one)
+        if not self.executor.places() and not self.executor.lost:
+            self._say_once("nodes", "wait   no node is left that can run a job; the study continues when one joins")
+        self.marks.append((now, self.steps + sum(one.gained for one in self.running)))
+        standing = self.standing()
+        self.screen.show(standing)
+        if now - self.beat >= BEAT:
+            self.beat = now
+            running = [
+                {**one.task.facts, "job": one.waiting.job.name, "steps": one.steps, "seconds": now - one.began}
+                for one in self.running
+            ]  # fmt: skip
+            rate = round(standing.rate, 1) if standing.rate == standing.rate else None
+            self.file.write({"running": running, "waiting": standing.waiting, "steps_per_second": rate})
 
-    # --- ends -------------------------------------------------------------------------------------------------------
+    def standing(self) -> Standing:
+        """Return where this runner stands."""
+        mine = [one for one in self.waiting if not one.elsewhere]
+        ahead = [self.speeds.remaining(one.job, one.best) for one in mine]
+        ahead += [self.speeds.remaining(one.waiting.job, one.steps, begun=one.iterates) for one in self.running]
+        slots = self.executor.places().total()
+        left = max([sum(ahead) / max(slots, 1), *ahead])
+        (t0, s0), (t1, s1) = (self.marks[0], self.marks[-1]) if self.marks else ((0.0, 0), (0.0, 0))
+        rate = (s1 - s0) / (t1 - t0) if t1 > t0 else math.nan
+        shares = [(one.waiting.job.name, min(1.0, one.steps / one.waiting.job.config.steps)) for one in self.running]
+        return Standing(
+            self.done, shares, len(mine), len(self.aside), len(self.waiting) - len(mine), rate,
+            left if self.speeds.ratios else math.nan,
+        )  # fmt: skip
+
+    # --- end --------------------------------------------------------------------------------------------------------
 
     def _end(self, running: Running, code: int) -> None:
-        """Do what follows from the end of a job's process."""
-        one, job = running.waiting, running.job
+        """Do what follows from the end of a job."""
+        one, job = running.waiting, running.waiting.job
         if running.steps > one.best:
             one.best, one.failures = running.steps, 0
         self.steps += running.gained
-        result = processes.outcome(code, complete=self._is_done(job), failures=one.failures)
+        result = outcome(code, complete=is_complete(self.study, job), failures=one.failures)
         one.failures += result.counts
-        if code < 0:
-            self.mend_cache()
-        line = processes.last_line(self.study.log(job))
+        line = running.task.why or last_line(self.study.log(job))
         if result.verdict == "done":
             self.done += 1
             with suppress(OSError):
                 self.study.failure(job).unlink(missing_ok=True)
-            self.screen.say(f"done   {job.name}: {final_return(self.study.run(job))}, {self._age(running)}")
+            took = clock(time.monotonic() - running.began)
+            self.screen.say(f"done   {job.name}: {final_return(self.study.run(job))}, {took}")
         elif result.verdict == "aside":
-            self.aside[job.name] = Failure(line or processes.words_of(code), code, one.attempts)
-            set_aside(self.study, job, self.aside[job.name], self.screen)
+            self._set_aside(job, Failure(line or words_of(code), code, one.attempts))
         else:
             one.ready = time.monotonic() + result.wait
+            one.busy = one.busy + 1 if code == BUSY else 0
             self.waiting.append(one)
             self.killed += self.stopping and code == -signal.SIGKILL
-            news = not one.patient(code) and (result.counts or code in (processes.BUSY, processes.FULL))
-            if news and not self.stopping:
-                self._say_again(job, code, line)
+            why = running.task.why
+            if (result.counts or why or code == FULL or one.busy >= PATIENCE) and not self.stopping:
+                said = why or (words_of(code) if code < 0 else line)
+                self._say_once(f"{job.name} {code}", f"again  {job.name}: {said}")
 
-    def _age(self, running: Running) -> str:
-        """Return how long a process ran."""
-        return clock(time.monotonic() - running.began)
-
-    def _say_again(self, job: Job, code: int, line: str) -> None:
-        """Say once why a job will be started again."""
-        if f"{job.name} {code}" not in self.said:
-            self.said.add(f"{job.name} {code}")
-            self.screen.say(f"again  {job.name}: {processes.words_of(code) if code < 0 else line}")
-
-    def mend_cache(self) -> None:
-        """Remove entries of the compilation cache that a kill has cut short."""
-        if removed := self.cache.repair():
-            self.compiled.forget()
-            self.screen.say(f"note: removed {len(removed)} damaged entries of the compilation cache {self.cache.path}")
-
-    # --- stopping ---------------------------------------------------------------------------------------------------
+    def _set_aside(self, job: Job, failure: Failure) -> None:
+        """Set a job aside, with its line, so that the others continue."""
+        self.aside[job.name] = failure
+        self.screen.say(f"failed {job.name}, set aside: {failure.line}")
+        try:
+            write_failure(self.study, job, failure)
+        except (DiskError, OSError) as error:
+            self.screen.say(f"note: {error}")
 
     def _heed(self, stop: Stop) -> None:
         """Let all jobs save and end when the runner is to end; kill them when that must be now."""
@@ -297,67 +423,26 @@ class Engine:
             self.stopping = True
             saving = f"saving {plural(len(self.running), 'job')}; a second Ctrl-C kills what has not saved"
             self.screen.say(f"{stop.why}: {saving if self.running else 'nothing runs'}")
+        for one in self.running if self.stopping else ():
+            one.task.stop(now=stop.now)
+
+    def _abandon(self) -> None:
+        """Let jobs that an internal error left running save and end."""
+        limit = time.monotonic() + SAVING
+        while self.running and time.monotonic() < limit:
             for one in self.running:
-                one.process.terminate()
-        if stop.now:
-            for one in self.running:
-                with suppress(ProcessLookupError):
-                    os.killpg(one.process.pid, signal.SIGKILL)
+                one.task.stop()
+            self.running = [one for one in self.running if one.task.poll() is None]
+            time.sleep(TICK)
+        for one in self.running:
+            one.task.stop(now=True)
 
-    def settle(self) -> None:
-        """Count jobs that other runners have done meanwhile."""
-        for one in [one for one in self.waiting if one.elsewhere and self._is_done(one.job)]:
-            self.waiting.remove(one)
-            self.done += 1
-
-    def _can_go_on(self, stop: Stop) -> bool:
-        """Return whether any job can still be started by this runner."""
-        return not stop.asked and any(not one.elsewhere and self._fits(one, stop) for one in self.waiting)
-
-    # --- telling ----------------------------------------------------------------------------------------------------
-
-    def standing(self) -> Standing:
-        """Return where this runner stands."""
-        mine = [one for one in self.waiting if not one.elsewhere]
-        ahead = [self.speeds.remaining(one.job, one.best) for one in mine]
-        ahead += [self.speeds.remaining(one.job, one.steps, begun=one.iterates) for one in self.running]
-        left = max([sum(ahead) / self.places.number, *ahead]) if ahead else 0.0
-        (t0, s0), (t1, s1) = (self.marks[0], self.marks[-1]) if self.marks else ((0.0, 0), (0.0, 0))
-        rate = (s1 - s0) / (t1 - t0) if t1 > t0 else math.nan
-        shares = [(one.job.name, min(1.0, one.steps / one.job.config.steps)) for one in self.running]
-        return Standing(
-            self.done, shares, len(mine), len(self.aside), len(self.waiting) - len(mine), rate,
-            left if self.speeds.ratios else math.nan,
+    def ended(self, jobs: int, stop: Stop) -> Ended:
+        """Return how this runner ended; what others have done meanwhile is done."""
+        late = [one for one in self.waiting if one.elsewhere and is_complete(self.study, one.job)]
+        elsewhere = sum(one.elsewhere for one in self.waiting) - len(late)
+        return Ended(
+            self.study.path, jobs, self.done + len(late), self.aside, elsewhere, self.steps,
+            time.monotonic() - self.began, stop.signals[0] if stop.signals else None, stop.seconds_left() <= 0.0,
+            self.killed, self.executor.lost,
         )  # fmt: skip
-
-    def _tell(self) -> None:
-        """Show where the runner stands, to its user and to other processes."""
-        now, standing = time.monotonic(), self.standing()
-        self.screen.show(standing)
-        if now - self.beat >= BEAT:
-            self.beat = now
-            running = [
-                {"job": one.job.name, "pid": one.process.pid, "steps": one.steps, "seconds": round(now - one.began, 1)}
-                for one in self.running
-            ]  # fmt: skip
-            rate = round(standing.rate, 1) if standing.rate == standing.rate else None
-            self.file.write({"running": running, "waiting": standing.waiting, "steps_per_second": rate})
-
-
-def set_aside(study: StudyDir, job: Job, failure: Failure, screen: Screen) -> None:
-    """Set a job aside, with its line, so that the others continue."""
-    screen.say(f"failed {job.name}, set aside: {failure.line}")
-    try:
-        write_failure(study, job, failure)
-    except (DiskError, OSError) as error:
-        screen.say(f"note: {error}")
-
-
-def final_return(run: Path) -> str:
-    """Return the final return of a run in words."""
-    with suppress(GpiError, OSError, ValueError):
-        known = [x for x in Run(run).returns.values() if not math.isnan(x)]
-        if known:
-            spread = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
-            return f"final return {sum(known) / len(known):.1f}{spread}"
-    return "no episode has ended"

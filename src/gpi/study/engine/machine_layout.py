@@ -1,28 +1,35 @@
-"""Resources of each job, fixed when the study starts; a machine that cannot provide them runs none.
+"""What this machine gives the jobs of a study: fixed when the study starts; a machine that cannot give it runs none.
 
 Measured: on CPUs, as many jobs as cores with one core each simulate and learn more in all than fewer jobs with more
 cores, because no thread waits for another. With a GPU likewise (16 cores and an H200: 338,000 steps a second with 16
-jobs, 29,700 with one), and there jobs share it.
+jobs, 29,700 with one), and there jobs share it, through NVIDIA's MPS. GPUs are seen without starting JAX.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from collections.abc import Sequence
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from gpi.errors import UsageError
-from gpi.machine import available_memory, core_quota, cores
+from gpi.machine import available_memory, core_quota, cores, nvidia_gpus, nvidia_output
+from gpi.rundir.lock import take
 from gpi.study.definition import Job
 from gpi.study.directory import Layout
-from gpi.study.engine.gpus import gpus
-from gpi.training.devices import versions
+from gpi.training.devices import compilation_cache, versions
 from gpi.training.memory import memory_needed
 
 GPU_FLAGS = "--xla_gpu_autotune_level=0"
 """Sixteen jobs that compile at once are ready in 25 to 30 s instead of 110 to 150 s, and run as fast."""
 BEYOND = 400 << 20  # bytes of a job beyond `memory_needed`, while it compiles; measured: 900 to 950 MB in all
 ON_GPU = 800 << 20  # bytes of a GPU that a job takes
+DEVICES = Path("/dev")
+CONTROL = "nvidia-cuda-mps-control"
 
 
 class Places(NamedTuple):
@@ -33,6 +40,37 @@ class Places(NamedTuple):
     """GPUs, of which job after job takes the next."""
     note: str
     """Why there are fewer than there are cores for; empty otherwise."""
+
+
+class Gpu(NamedTuple):
+    """A GPU that this process may use."""
+
+    name: str
+    """As CUDA_VISIBLE_DEVICES names it."""
+    free: int
+    """Bytes of unused memory; 0 if unknown."""
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that JAX would use here: there are none without its CUDA plugin."""
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu" or not has_plugin():
+        return []
+    listed = nvidia_gpus("index", "memory.free") or [[str(k), ""] for k in range(len([*DEVICES.glob("nvidia[0-9]*")]))]
+    found = [Gpu(index, int(free) << 20 if free.isdecimal() else 0) for index, free in listed if index.isdecimal()]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    free = dict(found)
+    names = [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    return [Gpu(name, free.get(name, 0)) for name in names] if found else []
+
+
+def has_plugin() -> bool:
+    """Return whether JAX's plugin for CUDA is installed."""
+    return any(
+        re.fullmatch(r"jax[-_]cuda\d+[-_]plugin", one.metadata["Name"] or "", re.IGNORECASE)
+        for one in importlib.metadata.distributions()
+    )
 
 
 def cores_here() -> int:
@@ -102,3 +140,48 @@ def places(layout: Layout, jobs: Sequence[Job], wanted: int | None = None) -> Pl
     number = min(here, room, on_gpus if found else here)
     why = free if room <= number else "the GPU has no room for more"
     return Places(number, names, f"{number} jobs side by side instead of {here}: {why}" if number < here else "")
+
+
+@contextmanager
+def sharing() -> Iterator[str]:
+    """Let processes share the GPU through MPS; yield a note for the user, empty if all is well.
+
+    A daemon that already runs is used and left alone. One that a runner of gpi started is stopped when the last
+    runner ends: each holds a lock on one file, in which the starter has left its mark. So a daemon whose starter was
+    killed is stopped by the next runner.
+    """
+    path = Path(compilation_cache()).parent / f"mps-{platform.node()}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)
+        lock = take(path, shared=True, wait=True)
+        note = start_mps(path)
+    except OSError as error:
+        yield f"the GPU is shared without MPS, which is slower: {path} cannot be locked: {error.strerror}"
+        return
+    try:
+        yield note
+    finally:
+        os.close(lock) if lock is not None else None
+        stop_mps(path)
+
+
+def start_mps(path: Path) -> str:
+    """Start the daemon unless one answers; return a note if that fails."""
+    if nvidia_output(CONTROL, text="get_server_list\n"):
+        return ""
+    path.write_bytes(b"")
+    nvidia_output(CONTROL, "-d")
+    if not nvidia_output(CONTROL, text="get_server_list\n"):
+        return f"the GPU is shared without MPS, which is slower: {CONTROL} is missing or does not start"
+    path.write_bytes(b"started by gpi\n")
+    return ""
+
+
+def stop_mps(path: Path) -> None:
+    """Stop the daemon if a runner of gpi started it and no other runner uses it."""
+    last = take(path)
+    if last is not None and path.read_bytes():
+        nvidia_output(CONTROL, text="quit -t 10\n")
+        path.write_bytes(b"")
+    os.close(last) if last is not None else None

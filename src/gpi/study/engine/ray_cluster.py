@@ -17,18 +17,18 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpi.errors import UsageError
 from gpi.requirements import satisfies
+from gpi.rundir.lock import take
 from gpi.standalone import Facts
 from gpi.study.directory import Layout
-from gpi.study.engine import ray_worker
-from gpi.study.engine.locks import take
-from gpi.study.engine.runners import lives
+from gpi.study.engine.locks import lives
 from gpi.terminal import plural
 
 VERSIONS = ">=2.57"  # older ones leave processes behind when a worker is killed
@@ -41,7 +41,6 @@ PREFIX, OWNER = "gpi-ray-", "owner"  # of directories of private clusters, and t
 ROOM = 40  # characters of a directory in which Ray's sockets still have a name that the kernel takes
 SECONDS = 60.0  # for a node to answer, and
 REACH = 5.0  # ... for its port to
-SMALL = 0.001  # of a GPU: so little that it is always free
 
 
 class Where(NamedTuple):
@@ -263,19 +262,24 @@ def gpu_share(nodes: Sequence[Node], layout: Layout) -> float:
     return math.floor(1e4 * min(shares)) / 1e4 if layout.platform == "gpu" and shares else 0.0
 
 
-def slots(nodes: Sequence[Node], layout: Layout, share: float) -> int:
-    """Return how many jobs the nodes can run at the same time."""
-    return sum(
-        min(node.cpus // layout.cores, int(node.gpus) * int(1.0 / share) if share else node.cpus)
+def slots(nodes: Sequence[Node], layout: Layout, share: float) -> Counter[str]:
+    """Return how many jobs each node can run at the same time."""
+    return Counter({
+        node.id: min(node.cpus // layout.cores, int(node.gpus) * int(1.0 / share) if share else node.cpus)
         for node in usable(nodes, layout)
-    )
+    })  # fmt: skip
 
 
-def ask(ray: Any, task: ray_worker.Task, node: Node, text: str, gpus: float = 0.0) -> Facts:
-    """Return what a task answers on one node; raise UsageError if it does not."""
+def on_node(ray: Any, task: Callable[[str], str], node: Node, **options: Any) -> Any:
+    """Return a task of Ray's that only this node may run."""
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     here = strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
-    asked = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0, scheduling_strategy=here)(task).remote(text)
+    return ray.remote(scheduling_strategy=here, **options)(task)
+
+
+def ask(ray: Any, task: Callable[[str], str], node: Node, text: str, gpus: float = 0.0) -> Facts:
+    """Return what a task answers on one node; raise UsageError if it does not."""
+    asked = on_node(ray, task, node, num_cpus=0, num_gpus=gpus, max_retries=0).remote(text)
     try:
         return json.loads(ray.get(asked, timeout=SECONDS))
     except ray.exceptions.RayError as error:
@@ -283,31 +287,3 @@ def ask(ray: Any, task: ray_worker.Task, node: Node, text: str, gpus: float = 0.
         raise UsageError(
             f"node {node.address} cannot be used: {why}; every node needs the same gpi-rl, or must leave the cluster"
         ) from error
-
-
-def require_alike(
-    ray: Any, nodes: Sequence[Node], layout: Layout, seen: Mapping[str, str], *, token: bool
-) -> list[str]:
-    """Raise UsageError unless every node has the study's versions and sees its directory and locks; return notes.
-
-    `seen` is a file that this process has locked, and its content. Nodes are asked one after the other.
-    """
-    notes = []
-    for node in nodes:
-        found = ask(ray, ray_worker.look_around, node, json.dumps(dict(seen)))
-        name = f"node {node.address} ({found['host']})"
-        other = [f"{what} {found['versions'].get(what)}, the study has {version}"
-                 for what, version in layout.versions.items() if found["versions"].get(what) != version]  # fmt: skip
-        if other:
-            raise UsageError(f"{name} has {'; '.join(other)}: results would change; install the same versions there")
-        if not found["sees"]:
-            raise UsageError(f"{name} does not see {seen['file']}; --out must be a directory that all nodes share")
-        if not found["locked"]:
-            rule = "so two could run one job"
-            raise UsageError(f"{name} does not see locks on {seen['file']}, {rule}; use --shard without Ray")
-        if token and found["authentication"].lower() != "token":
-            rule = "was started without RAY_AUTH_MODE=token, so anyone who reaches it can run code there"
-            raise UsageError(f"{name} {rule}; start it with a token, or add --i-trust-this-network")
-        if found["nice"] > os.nice(0):
-            notes.append(f"{name} runs jobs at low priority; start it with RAY_worker_niceness=0")
-    return notes

@@ -1,14 +1,19 @@
-"""What a runner shows: on a terminal a few lines that stay up to date, elsewhere a line now and then."""
+"""What a runner shows: on a terminal a few lines that stay up to date, elsewhere a line now and then; and its end."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from gpi.terminal import clock, thousands
+from gpi.errors import GpiError
+from gpi.rundir.run import Run
+from gpi.study.directory import Failure
+from gpi.terminal import clock, plural, thousands
 
 if TYPE_CHECKING:  # only a terminal needs it
     from rich.console import RenderableType
@@ -97,3 +102,72 @@ def block(standing: Standing) -> RenderableType:
     if len(standing.running) > JOBS_SHOWN:
         lines.append(f"  and {len(standing.running) - JOBS_SHOWN} more")
     return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+
+def final_return(run: Path) -> str:
+    """Return the final return of a run that has ended, in words."""
+    with suppress(GpiError, OSError, ValueError):
+        known = [x for x in Run(run).returns.values() if not math.isnan(x)]
+        if known:
+            spread = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
+            return f"final return {sum(known) / len(known):.1f}{spread}"
+    return "no episode has ended"
+
+
+SOME_FAILED, TIME_UP = 8, 9  # exit codes
+
+
+class Ended(NamedTuple):
+    """How a runner ended."""
+
+    path: Path
+    jobs: int
+    """Jobs that were this runner's to do."""
+    done: int
+    failed: Mapping[str, Failure]
+    """Jobs that were set aside, by name."""
+    elsewhere: int
+    """Jobs that other runners had."""
+    steps: int
+    """Steps of all seeds that were taken."""
+    seconds: float
+    signal: int | None
+    """The signal that ended it early."""
+    time_up: bool = False
+    killed: int = 0
+    """Jobs that were killed before they had saved."""
+    lost: str = ""
+    """What else ended it early, and what became of its jobs."""
+
+    @property
+    def left(self) -> int:
+        """Unfinished jobs that no runner has now, besides the failed ones."""
+        return self.jobs - self.done - len(self.failed) - self.elsewhere
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line exits with."""
+        if self.signal is not None and self.left:
+            return 128 + self.signal
+        if self.failed:
+            return SOME_FAILED
+        return TIME_UP if self.left else 0
+
+
+def summary(ended: Ended, command: str) -> list[str]:
+    """Return the last lines of a runner's output: the jobs done, the jobs left, and the next command."""
+    rate = f", {thousands(ended.steps / ended.seconds)} steps/s" if ended.steps and ended.seconds > 0 else ""
+    took = f"{clock(ended.seconds)}, {thousands(ended.steps)} steps{rate}"
+    lines = [f"{ended.done} of {plural(ended.jobs, 'job')} done; {took}"]
+    lines += [f"set aside: {name}: {failure.line}" for name, failure in ended.failed.items()]
+    if ended.elsewhere:
+        lines.append(f"{plural(ended.elsewhere, 'job')} left to other runners of this directory")
+    if ended.left:
+        why = "interrupted" if ended.signal else "time is up" if ended.time_up else "no other job would end in time"
+        saved = f"{plural(ended.killed, 'job')} killed before saving" if ended.killed else "all saved"
+        lines.append(f"{ended.lost or f'{why}, {saved}'}; `{command}` continues")
+    elif ended.failed:
+        lines.append(f"`{command}` retries the jobs set aside")
+    if ended.done:
+        lines.append(f"next: gpi study report {ended.path}")
+    return lines

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from gpi.config import Config
 from gpi.envs import dmc
+from gpi.study.definition import as_option
 from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED
 from gpi.study.report.blocks import Section, Table, Tags
 from gpi.study.results import NOT_OF_ARM, key_of
@@ -102,21 +103,8 @@ def command_of(config: Config) -> str:
         value = getattr(config, name)
         of_run = name in NOT_OF_ARM and name not in {*named, "seed", "threads"}
         if not (of_run or (name == "kappa" and not config.reuses)) and (name in named or value != default):
-            words += option(name, value)
+            words += map(shlex.quote, as_option(name, value))
     return " ".join(words)
-
-
-def option(name: str, value: object) -> list[str]:
-    """Return a setting as one types it."""
-    word = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{'' if value else 'no-'}{word}"]
-    if value is None:
-        return []
-    text = (
-        ",".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
-    )
-    return [f"--{word}", shlex.quote(str(text))]
 
 
 def versions_of(material: Material) -> dict[str, str]:
