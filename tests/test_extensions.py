@@ -11,9 +11,10 @@ import pytest
 
 import gpi
 from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, uniform
+from gpi.config import Config, without_effect
 from gpi.core.critic import CRITICS
 from gpi.core.network import Change
-from gpi.core.plan import ALGORITHMS, PLANS, Algorithm
+from gpi.core.plan import ALGORITHMS, PLANS, RULE_FACTS, Algorithm, RuleFacts
 from gpi.core.policy import POLICIES
 from gpi.core.rules import RULES, Rule
 from gpi.errors import UsageError
@@ -50,9 +51,14 @@ def test_the_distribution_from_outside_is_a_distribution():
 
 def test_a_rule_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(RULES, "plain", Rule(plain_gradient))
+    monkeypatch.setitem(RULE_FACTS, "plain", RuleFacts(uses_lr=True))
     monkeypatch.setitem(ALGORITHMS, "plain", Algorithm("plain", "reuse"))
     run = trained("plain", tmp_path, trust="strict")
-    assert gpi.audit(run).penalty_violations == 0, "trust is a test that any rule takes"
+    audit = gpi.audit(run)
+    assert audit.penalty_violations == 0, "trust is a test that any rule takes"
+    assert audit.bounds == ("penalty", "tv"), "it declares no bound on KL"
+    config = Config("Pendulum-v1", algorithm="plain", trust="strict", kl_slack=2.0, lr=0.1)
+    assert without_effect(config, ["kl_slack", "lr"]) == ["kl_slack = 2.0 has no effect with plain, which bounds no KL"]
 
 
 def test_a_mixture_plan_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -237,17 +237,17 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
 
 def idle_settings(config: Config) -> dict[str, str]:
     """Return the settings that nothing reads, each with the setting that makes it so."""
-    name, rule = config.algorithm, ALGORITHMS[config.algorithm].rule
+    name, rule = config.algorithm, ALGORITHMS[config.algorithm].facts
     natural = f"{name}, whose step has the length of its trust region"
     idle: dict[str, str] = {}
     if not config.reuses:
         idle |= {"kappa": f"{name}, which reuses no samples"}
-    if rule in ("trpo", "vmpo"):
+    if not rule.uses_lr:
         idle |= {"lr": natural, "max_grad_norm": natural}
-    if rule in ("trpo", "vmpo") and config.trust in ("strict", "keep"):
-        idle |= {"kl_slack": f"trust = {config.trust}, which allows none"}
-    if rule == "ppo":
+    if not rule.bounds_kl:
         idle |= {"kl_slack": f"{name}, which bounds no KL"}
+    elif config.trust in ("strict", "keep"):
+        idle |= {"kl_slack": f"trust = {config.trust}, which allows none"}
     if not config.reuses and config.trust == "adaptive":
         idle |= {"trust": f"{name}: eq (8) is about reuse"}
     if config.trust != "keep":

@@ -40,7 +40,6 @@ ESTIMATES = {
 }
 """How the TV of a run's updates was estimated. Counts of two estimates are never added."""
 COUNTED = ("acted", "lost", "abs")
-KL_RULES = ("trpo", "vmpo")  # the rules that bound KL
 REUSED = {"penalty": "eq (11)", "tv": "eq (7)", "kl": "eq (16)"}
 ON_POLICY = {"penalty": "eq (2)", "tv": "eq (2)", "kl": "eq (15)"}
 MEANING = {
@@ -119,8 +118,7 @@ class AuditSummary:
     @property
     def bounds(self) -> tuple[str, ...]:
         """The bounds that are the algorithm's own, the one that the guarantee rests on first."""
-        first = ("penalty", "tv") if self.reuses else ("tv",)
-        return (*first, "kl") if ALGORITHMS[self.algorithm].rule in KL_RULES else first
+        return ALGORITHMS[self.algorithm].bounds
 
     @property
     def reuses(self) -> bool:

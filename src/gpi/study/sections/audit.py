@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.core.plan import ALGORITHMS
-from gpi.report.audit import COUNTED, ESTIMATES, KL_RULES, MEANING, ON_POLICY, REUSED
+from gpi.report.audit import COUNTED, ESTIMATES, MEANING, ON_POLICY, REUSED
 from gpi.report.blocks import Section, Table
 from gpi.study.results import Result
 from gpi.study.sections.words import Material
@@ -91,9 +91,7 @@ def updates_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
 
 def bounds_of(algorithm: str) -> tuple[str, ...]:
     """Return the bounds that are an algorithm's own, the one that the guarantee rests on first."""
-    parts = ALGORITHMS[algorithm]
-    first = ("tv",) if not parts.reuses else ("penalty", "tv")
-    return (*first, "kl") if parts.rule in KL_RULES else first
+    return ALGORITHMS[algorithm].bounds
 
 
 def totals_of(runs: Sequence[Result]) -> Totals | None:
