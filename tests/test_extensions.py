@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpi
-from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, uniform
+from extensions import Laplace, LaplacePolicy, LaplaceTheta, LinearCritic, plain_gradient, uniform
 from gpi.config import Config, without_effect
 from gpi.core.critic import CRITICS
 from gpi.core.network import Change
@@ -18,6 +18,7 @@ from gpi.core.plan import ALGORITHMS, PLANS, RULE_FACTS, Algorithm, RuleFacts
 from gpi.core.policy import POLICIES
 from gpi.core.rules import RULES, Rule
 from gpi.errors import UsageError
+from gpi.standalone import KINDS
 
 TINY: dict[str, Any] = {"seeds": 2, "n": 64, "hidden": (8,), "epochs": 1, "minibatches": 4, "steps": 256}
 
@@ -35,9 +36,11 @@ def trained(algorithm: str, tmp_path: Path, task: str = "Pendulum-v1", **setting
 
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_a_distribution_from_outside(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(POLICIES, "continuous", LaplaceTheta)
-    run = trained("getrpo", tmp_path, backend=backend, trust="strict")
+    monkeypatch.setitem(POLICIES, "laplace", LaplaceTheta)
+    monkeypatch.setitem(KINDS, "laplace", LaplacePolicy)
+    run = trained("getrpo", tmp_path, backend=backend, trust="strict", policy="laplace")
     assert gpi.audit(run).penalty_violations == 0
+    assert type(run.policy(0)) is LaplacePolicy
 
 
 def test_the_distribution_from_outside_is_a_distribution():

@@ -19,6 +19,7 @@ from gpi.core.policy import Theta, log_pi
 from gpi.core.rules import Proposal, fit_value, standardised
 from gpi.core.sample import Sample
 from gpi.core.solvers import Direction, adam_step, gradient
+from gpi.standalone import GaussianPolicy
 from gpi.theory.mixture import uniform_mixture
 
 
@@ -51,12 +52,23 @@ class Laplace(NamedTuple):
 class LaplaceTheta(GaussianTheta):
     """The same parameters, and the same most likely action, as a Gaussian policy."""
 
+    kind = "laplace"
+
     def distribution(self, obs: Array) -> Laplace:  # type: ignore[override]
         return Laplace(forward(self.net, obs), self.log_std)
 
     @staticmethod
-    def draw_noise(key: Array, shape: tuple[int, ...]) -> Array:
-        return jax.random.laplace(key, shape, jnp.float32)
+    def draw_noise(key: Array, rows: tuple[int, ...], action_size: int) -> Array:
+        return jax.random.laplace(key, (*rows, action_size), jnp.float32)
+
+
+class LaplacePolicy(GaussianPolicy):
+    """How it acts without JAX."""
+
+    kind = "laplace"
+
+    def _perturb(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return out + np.exp(self.log_std) * rng.laplace(size=out.shape).astype(np.float32)
 
 
 def plain_gradient(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> Proposal:

@@ -15,7 +15,7 @@ from gpi.study.directory import Layout
 
 SHAPING = (
     "seeds", "num_envs", "epochs", "minibatches", "max_grad_norm", "kl_slack", "trust", "normaliser", "hidden",
-    "reset_each_batch",
+    "reset_each_batch", "policy", "value_hidden", "activation", "layer_norm",
 )  # fmt: skip
 """Settings that are compiled into a program; others are its arguments."""
 
