@@ -62,8 +62,7 @@ class Played(NamedTuple):
 @jax.jit
 def choose(policy: Acting, obs: jax.Array, key: jax.Array) -> jax.Array:
     """One action for each state."""
-    out = policy.theta.net[-1].bias.shape[0]
-    noise = policy.theta.draw_noise(key, (obs.shape[0], out))
+    noise = policy.theta.draw_noise(key, (obs.shape[0],), policy.theta.net[-1].bias.shape[0])
     return policy.theta.distribution(normalise_obs(policy.scaling, obs)).act(noise)
 
 

@@ -1,6 +1,8 @@
 """A distribution, a rule, a mixture plan and a critic are each one class or function, and one line in a table."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,39 @@ import numpy as np
 import pytest
 
 import gpi
-from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, uniform
+from extensions import (
+    Laplace,
+    LaplacePolicy,
+    LaplaceTheta,
+    LinearCritic,
+    Squashed,
+    SquashedPolicy,
+    SquashedTheta,
+    add_squashed,
+    plain_gradient,
+    uniform,
+)
+from gpi.config import Config, without_effect
 from gpi.core.critic import CRITICS
 from gpi.core.network import Change
-from gpi.core.plan import ALGORITHMS, PLANS, Algorithm
+from gpi.core.plan import ALGORITHMS, PLANS, RULE_FACTS, Algorithm, RuleFacts
 from gpi.core.policy import POLICIES
 from gpi.core.rules import RULES, Rule
 from gpi.errors import UsageError
+from gpi.export import export
+from gpi.onnx_export import ADD_ACTIONS
+from gpi.rundir import checkpoint
+from gpi.rundir.policies import policies_in
+from gpi.standalone import KINDS
+from gpi.training.job import resolve
+from trainers import collecting, uncompiled
 
 TINY: dict[str, Any] = {"seeds": 2, "n": 64, "hidden": (8,), "epochs": 1, "minibatches": 4, "steps": 256}
 
 
 def trained(algorithm: str, tmp_path: Path, task: str = "Pendulum-v1", **settings: Any) -> gpi.Run:
     """Return a short run that was finished, resumed, and left policies that act."""
-    run = gpi.train(algorithm, task, out=tmp_path / "run", quiet=True, **TINY | settings)
+    run = gpi.train(algorithm, task, out=tmp_path / "run", quiet=True, checkpoint_every=2, **TINY | settings)
     gpi.resume(run, steps=384, quiet=True)
     done = json.loads((run.dir / "DONE").read_text())
     assert done["complete"] and done["exact"] and min(done["steps"]) >= 384
@@ -34,13 +55,72 @@ def trained(algorithm: str, tmp_path: Path, task: str = "Pendulum-v1", **setting
 
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_a_distribution_from_outside(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(POLICIES, "continuous", LaplaceTheta)
-    run = trained("getrpo", tmp_path, backend=backend, trust="strict")
+    monkeypatch.setitem(POLICIES, "laplace", LaplaceTheta)
+    monkeypatch.setitem(KINDS, "laplace", LaplacePolicy)
+    run = trained("getrpo", tmp_path, backend=backend, trust="strict", policy="laplace")
     assert gpi.audit(run).penalty_violations == 0
+    assert type(run.policy(0)) is LaplacePolicy
 
 
-def test_the_distribution_from_outside_is_a_distribution():
-    p, q = (Laplace(jnp.array([[mean]]), jnp.array([scale])) for mean, scale in ((0.3, -0.2), (0.1, 0.4)))
+ALONE = """
+import sys; sys.path.insert(0, sys.argv[1])
+import numpy as np, policy
+act, obs = policy.load(sys.argv[1]), np.linspace(-3, 3, 30, dtype=np.float32).reshape(10, 3)
+assert not {"jax", "gpi"} & sys.modules.keys()
+print(type(act).__name__, act(obs).tobytes().hex(), act.sample(obs, np.random.default_rng(0)).tobytes().hex())
+"""
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_a_squashed_policy_from_outside(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(POLICIES, "squashed", SquashedTheta)
+    monkeypatch.setitem(KINDS, "squashed", SquashedPolicy)
+    monkeypatch.setitem(ADD_ACTIONS, "squashed", add_squashed)
+    form = {"activation": "silu", "layer_norm": True}
+    run = trained("getrpo", tmp_path, backend=backend, trust="strict", policy="squashed", **form)
+    assert gpi.audit(run).penalty_violations == 0
+    policy = run.policy(0)
+    assert type(policy) is SquashedPolicy and policy.form == {"kind": "squashed", **form}
+    assert policy.action_size == 1 and policy.layers[-1][1].size == 2
+    saved = policies_in(checkpoint.load(checkpoint.saved(run.dir)[0], None))[0]
+    assert saved.form == policy.form and saved.arrays().keys() == policy.arrays().keys()
+    export(run, tmp_path / "a.onnx", "onnx")  # compared with the original on 10,000 observations
+    export(run, tmp_path / "numpy")
+    words = [sys.executable, "-I", "-c", ALONE, str(tmp_path / "numpy")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    obs = np.linspace(-3, 3, 30, dtype=np.float32).reshape(10, 3)
+    drawn = policy.sample(obs, np.random.default_rng(0))
+    assert done.stdout.split() == ["SquashedPolicy", policy(obs).tobytes().hex(), drawn.tobytes().hex()], done.stderr
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_samples_hold_the_action_before_it_is_squashed(backend: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(POLICIES, "squashed", SquashedTheta)
+    monkeypatch.setitem(KINDS, "squashed", SquashedPolicy)
+    with jax.enable_x64(True):
+        trainer = collecting(uncompiled(resolve(Config("Pendulum-v1", policy="squashed", backend=backend, **TINY)), 1))
+        raw = trainer.collector.collect(trainer.learner.acting, 0)
+    action, played = np.asarray(raw.action)[:, :, 0], trainer.collector.position.actions  # [P, T, A], [T, P, A]
+    assert np.abs(action).max() > 1.5 and np.abs(played).max() < 1.0
+    np.testing.assert_allclose(np.moveaxis(played, 1, 0), np.tanh(action), rtol=1e-5)
+
+
+def test_a_policy_for_other_actions_is_refused_before_anything_is_written(tmp_path: Path):
+    for policy, task in (("categorical", "Pendulum-v1"), ("gaussian", "CartPole-v1")):
+        with pytest.raises(UsageError, match=f"policy = {policy} must be one for .* actions, which {task} takes"):
+            gpi.train("ppo", task, policy=policy, out=tmp_path / "run", quiet=True, **TINY)
+        assert not (tmp_path / "run").exists()
+
+
+CONTINUOUS = {
+    "laplace": [Laplace(jnp.array([[mean]]), jnp.array([scale])) for mean, scale in ((0.3, -0.2), (0.1, 0.4))],
+    "squashed": [Squashed(jnp.array([[mean]]), jnp.array([[scale]])) for mean, scale in ((0.3, -0.2), (0.1, 0.4))],
+}
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_the_distribution_from_outside_is_a_distribution(name: str):
+    p, q = CONTINUOUS[name]
     x = jnp.linspace(-40.0, 40.0, 400_001)
     logs = [jax.jit(jax.vmap(lambda a, d=d: d.log_prob(a[None, None])[0]))(x) for d in (p, q)]
     logp, logq = (np.asarray(log, np.float64) for log in logs)
@@ -50,9 +130,14 @@ def test_the_distribution_from_outside_is_a_distribution():
 
 def test_a_rule_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(RULES, "plain", Rule(plain_gradient))
+    monkeypatch.setitem(RULE_FACTS, "plain", RuleFacts(uses_lr=True))
     monkeypatch.setitem(ALGORITHMS, "plain", Algorithm("plain", "reuse"))
     run = trained("plain", tmp_path, trust="strict")
-    assert gpi.audit(run).penalty_violations == 0, "trust is a test that any rule takes"
+    audit = gpi.audit(run)
+    assert audit.penalty_violations == 0, "trust is a test that any rule takes"
+    assert audit.bounds == ("penalty", "tv"), "it declares no bound on KL"
+    config = Config("Pendulum-v1", algorithm="plain", trust="strict", kl_slack=2.0, lr=0.1)
+    assert without_effect(config, ["kl_slack", "lr"]) == ["kl_slack = 2.0 has no effect with plain, which bounds no KL"]
 
 
 def test_a_mixture_plan_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

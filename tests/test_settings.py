@@ -134,7 +134,9 @@ NUMBERS = [
     if field.name not in ("task", "algorithm") and type(field.default) in (int, float, tuple)
 ]  # fmt: skip
 BOUNDED = ("seeds", "seed", "steps", "kappa", "B", "gamma", "gae_lambda", "step_timeout")  # in all runs
-BEYOND = {"hidden": (64,) * 33, "return_range": (0.0, 1e31), "eps": 2.1} | {name: 2 * MOST[name] for name in MOST}
+BEYOND = {"hidden": (64,) * 33, "value_hidden": (64,) * 33, "return_range": (0.0, 1e31), "eps": 2.1} | {
+    name: 2 * MOST[name] for name in MOST
+}
 
 
 def test_every_number_has_an_upper_bound(tmp_path: Path):

@@ -42,10 +42,14 @@ class Settings(TypedDict, total=False):
     minibatches: int
     kl_slack: float
     trust: str
+    policy: str
     normaliser: str
     return_range: Sequence[float]
     freeze_normaliser: int
     hidden: Sequence[int]
+    value_hidden: Sequence[int]
+    activation: str
+    layer_norm: bool
     step_timeout: float
     allow_images: bool
     threads: int

@@ -17,6 +17,7 @@ from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
 from gpi.envs import dmc
 from gpi.envs.seeds import MAX_ENVS
 from gpi.errors import UsageError
+from gpi.standalone import ACTIVATIONS, KINDS
 
 TYPES = {
     int: "a whole number, such as 1000", float: "a number, such as 0.5", str: "text, such as 'geppo'",
@@ -42,7 +43,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Settings under one name. What a file or an option says beats them, and they beat the defaults."""
-LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
+LATER = (
+    "normaliser",
+    "return_range",
+    "policy",
+    "value_hidden",
+    "activation",
+    "layer_norm",
+)  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
@@ -104,6 +112,10 @@ class Config:
         "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11); keep: strict, the "
         "normaliser moves no policy, and proven losses are undone", "algorithm",
     )  # fmt: skip
+    policy: str = setting(
+        "auto", "gaussian or categorical; auto: gaussian where actions are continuous, categorical where discrete",
+        "optimisation",
+    )  # fmt: skip
     normaliser: str = setting(
         "auto", "paper: updating the statistics changes the policy; still: the networks are rescaled so that it does "
         "not; auto: still under strict and keep",
@@ -116,6 +128,13 @@ class Config:
         0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
     )
     hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike", "optimisation")
+    value_hidden: tuple[int, ...] = setting(
+        (), "units of the value function's hidden layers, where they are not those of --hidden", "optimisation"
+    )
+    activation: str = setting("tanh", "tanh, relu or silu, between the layers of all networks", "optimisation")
+    layer_norm: bool = setting(
+        False, "normalise every hidden layer before its activation (LayerNorm without gain and bias)", "optimisation"
+    )
     step_timeout: float = setting(
         60.0, "seconds that a reset or step may take in worker processes before the run is saved and ends; 0: no limit",
         "environments",
@@ -184,13 +203,17 @@ def validate(config: Config) -> None:
     require(
         config, "normaliser", config.normaliser in NORMALISERS, f"must be one of {', '.join(NORMALISERS)}", "use auto"
     )
+    for name, known in (("policy", ("auto", *KINDS)), ("activation", ACTIVATIONS)):
+        require(config, name, getattr(config, name) in known, f"must be one of {', '.join(known)}", "leave it out")
     for name in ("threads", "freeze_normaliser", "eval_every"):
         require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
     ends = config.return_range
     ordered = not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
     require(config, "return_range", ordered, "must be two finite numbers, the smaller first", "use LOW,HIGH")
-    hidden = len(config.hidden) > 0 and all(units >= 1 for units in config.hidden)
-    require(config, "hidden", hidden, "must be positive numbers of units", "use 64,64")
+    for name in ("hidden", "value_hidden"):
+        units = getattr(config, name)
+        some = all(one >= 1 for one in units) and (len(units) > 0 or name == "value_hidden")
+        require(config, name, some, "must be positive numbers of units", "use 64,64")
 
 
 def decided(config: Config) -> Config:
@@ -223,8 +246,10 @@ def validate_new(config: Config, known_range: tuple[float, float] | None = None)
         require(config, "return_range", covered, rule, "leave it out")
     for name, most in MOST.items():
         require(config, name, getattr(config, name) <= most, f"must be at most {most:,}", "use less")
-    small = len(config.hidden) <= MAX_LAYERS and max(config.hidden) <= MAX_UNITS
-    require(config, "hidden", small, f"must be at most {MAX_LAYERS} layers of {MAX_UNITS:,} units", "use 64,64")
+    for name in ("hidden", "value_hidden"):
+        units = getattr(config, name)
+        small = len(units) <= MAX_LAYERS and max(units, default=0) <= MAX_UNITS
+        require(config, name, small, f"must be at most {MAX_LAYERS} layers of {MAX_UNITS:,} units", "use 64,64")
     finite = all(abs(end) <= MAX_RETURN for end in config.return_range)
     require(config, "return_range", finite, f"must be within {MAX_RETURN:g} of 0", "use LOW,HIGH")
 
@@ -237,17 +262,17 @@ def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
 
 def idle_settings(config: Config) -> dict[str, str]:
     """Return the settings that nothing reads, each with the setting that makes it so."""
-    name, rule = config.algorithm, ALGORITHMS[config.algorithm].rule
+    name, rule = config.algorithm, ALGORITHMS[config.algorithm].facts
     natural = f"{name}, whose step has the length of its trust region"
     idle: dict[str, str] = {}
     if not config.reuses:
         idle |= {"kappa": f"{name}, which reuses no samples"}
-    if rule in ("trpo", "vmpo"):
+    if not rule.uses_lr:
         idle |= {"lr": natural, "max_grad_norm": natural}
-    if rule in ("trpo", "vmpo") and config.trust in ("strict", "keep"):
-        idle |= {"kl_slack": f"trust = {config.trust}, which allows none"}
-    if rule == "ppo":
+    if not rule.bounds_kl:
         idle |= {"kl_slack": f"{name}, which bounds no KL"}
+    elif config.trust in ("strict", "keep"):
+        idle |= {"kl_slack": f"trust = {config.trust}, which allows none"}
     if not config.reuses and config.trust == "adaptive":
         idle |= {"trust": f"{name}: eq (8) is about reuse"}
     if config.trust != "keep":

@@ -21,7 +21,7 @@ from gpi.envs.seeds import env_seeds
 from gpi.errors import EnvironmentFault, UsageError
 from gpi.rundir.policies import Which, find, steps_of
 from gpi.rundir.run import Run
-from gpi.standalone import GaussianPolicy, Policy
+from gpi.standalone import ContinuousPolicy, Policy
 from gpi.terminal import counted
 
 if TYPE_CHECKING:  # reading results must not start an environment
@@ -209,7 +209,7 @@ def require_fit(policy: Policy, spec: Spec) -> None:
             f"the policy sees {ours[0]} numbers and has {ours[2]} {kinds[0]}, {spec.id} shows {theirs[0]} and "
             f"takes {theirs[2]} {kinds[1]}; name the environment it was trained in"
         )
-    if not isinstance(policy, GaussianPolicy):
+    if not isinstance(policy, ContinuousPolicy):
         return
     pairs = (np.array(x, np.float32).T.tolist() for x in ((policy.low, policy.high), (spec.low, spec.high)))
     for j, (own, other) in enumerate(zip(*pairs, strict=True)):

@@ -9,11 +9,12 @@ Both forms take observations as the environment gives them and return actions as
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from gpi import files, standalone
 from gpi.errors import GpiError, UsageError, disk_error
 from gpi.onnx_export import encode_onnx, load_onnx
 from gpi.rundir.policies import Which, load
-from gpi.standalone import CategoricalPolicy, GaussianPolicy, Policy
+from gpi.standalone import ContinuousPolicy, Policy
 
 FORMATS = ("numpy", "onnx")
 OBSERVATIONS = 10_000
@@ -79,7 +80,7 @@ def export(
 def require_usable(policy: Policy) -> Policy:
     """Return the policy; raise UsageError if it was made by hand and could not be loaded from a file."""
     try:
-        return standalone.assemble(policy.arrays(), policy.about)
+        return standalone.assemble(policy.arrays(), policy.about, policy.form)
     except (ValueError, KeyError) as error:
         raise UsageError(f"this policy cannot be exported: {error}; take one that `gpi.load` returned") from error
 
@@ -126,9 +127,16 @@ def encode_numpy(policy: Policy) -> dict[str, bytes]:
         "arrays": {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()},
         "file": {"size": len(data), "sha256": standalone.sha256(data)},
     }
-    code = Path(standalone.__file__).read_bytes()
     sealed = files.dump_json(standalone.seal(described))
-    return {"policy.safetensors": data, "policy.py": code, "policy.json": sealed}
+    return {"policy.safetensors": data, "policy.py": code_of(policy), "policy.json": sealed}
+
+
+def code_of(policy: Policy) -> bytes:
+    """Return the file that acts with a policy: `standalone`, and the source of a class from elsewhere."""
+    code, made = Path(standalone.__file__).read_bytes(), type(policy)
+    if made.__module__ == standalone.__name__:
+        return code
+    return code + f"\n\n{inspect.getsource(made)}\n\nKINDS[{made.kind!r}] = {made.__name__}\n".encode()
 
 
 def load_numpy(directory: Path) -> Act:
@@ -147,8 +155,8 @@ def observations_around(policy: Policy, count: int = OBSERVATIONS, seed: int = 0
     return np.clip(obs, -most, most).astype(np.float32)
 
 
-def compare_gaussian(policy: GaussianPolicy, mine: Outputs, theirs: Outputs) -> tuple[float, bool]:
-    """Return the largest difference of clipped means, and whether actions within the bounds agree as well."""
+def compare_continuous(policy: ContinuousPolicy, mine: Outputs, theirs: Outputs) -> tuple[float, bool]:
+    """Return the largest difference of actions within [-1, 1], and whether actions within the bounds agree as well."""
     # Where bounds are far from zero, float32 itself is coarser than the tolerance.
     coarse = np.spacing(np.maximum(np.abs(policy.low), np.abs(policy.high)))
     room = TOLERANCE * (policy.high.astype(np.float64) - policy.low) / 2 + coarse
@@ -156,18 +164,13 @@ def compare_gaussian(policy: GaussianPolicy, mine: Outputs, theirs: Outputs) -> 
     return float(np.abs(theirs[1] - mine[1]).max()), bool(agree.all())
 
 
-def compare_categorical(policy: CategoricalPolicy, mine: Outputs, theirs: Outputs) -> tuple[float, bool]:
+def compare_discrete(mine: Outputs, theirs: Outputs) -> tuple[float, bool]:
     """Return the largest difference of logits, relative to the largest, and whether all clear choices agree."""
     apart = np.abs(theirs[1].astype(np.float64) - mine[1])
     scale = np.maximum(np.abs(mine[1]).max(1, keepdims=True), 1.0)
     ranked = np.sort(mine[1], axis=1)
     clear = ranked[:, -1] - ranked[:, -2:-1].max(1, initial=-np.inf) > 2.0 * apart.max(1)
     return float((apart / scale).max()), bool((mine[0] == theirs[0])[clear].all())
-
-
-COMPARE: dict[str, Callable[[Any, Outputs, Outputs], tuple[float, bool]]] = {
-    "gaussian": compare_gaussian, "categorical": compare_categorical,
-}  # fmt: skip
 
 
 def compare(policy: Policy, act: Act) -> float:
@@ -178,7 +181,8 @@ def compare(policy: Policy, act: Act) -> float:
         if other.shape != ours.shape or other.dtype != ours.dtype or not np.isfinite(other).all():
             wanted = f"finite {ours.dtype}{list(ours.shape)}"
             raise GpiError(f"the export gives {other.dtype}{list(other.shape)} instead of {wanted}; {REFUSED}")
-    difference, agree = COMPARE[policy.kind](policy, mine, theirs)
+    continuous = isinstance(policy, ContinuousPolicy)
+    difference, agree = compare_continuous(policy, mine, theirs) if continuous else compare_discrete(mine, theirs)
     if difference > TOLERANCE:
         raise GpiError(f"the export differs by {difference:.1e}, at most {TOLERANCE:.0e} is allowed; {REFUSED}")
     if not agree:

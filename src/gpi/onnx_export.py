@@ -12,7 +12,7 @@ import numpy as np
 
 from gpi import standalone
 from gpi.errors import UsageError
-from gpi.standalone import CategoricalPolicy, GaussianPolicy, Policy
+from gpi.standalone import LAYER_NORM_EPS, CategoricalPolicy, ContinuousPolicy, GaussianPolicy, Policy
 
 OPSET, IR_VERSION = 13, 7  # of 2021: every runtime since then reads them, and nothing here needs a newer one
 
@@ -66,7 +66,7 @@ def encode_onnx(policy: Policy) -> bytes:
     model = onnx.helper.make_model(made, producer_name="gpi", ir_version=IR_VERSION, opset_imports=opset)
     facts = {key: value for key, value in policy.about.items() if isinstance(value, str)}
     described = json.dumps(policy.describe(), allow_nan=False)
-    onnx.helper.set_model_props(model, facts | {"format": standalone.FORMAT, "description": described})
+    onnx.helper.set_model_props(model, facts | {"format": policy.describe()["format"], "description": described})
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString(deterministic=True)
 
@@ -89,14 +89,35 @@ def add_network(graph: Graph, policy: Policy, obs: str) -> str:
     x = graph.add("Div", centred, graph.constant(policy.obs_std))
     x = graph.add("Clip", x, graph.constant(-standalone.CLIP), graph.constant(standalone.CLIP))
     for i, (kernel, bias) in enumerate(policy.layers):
-        x = graph.add("Tanh", x) if i else x
+        x = add_between(graph, policy, x) if i else x
         x = graph.add("Gemm", x, graph.constant(kernel), graph.constant(bias))
     return x
+
+
+def add_between(graph: Graph, policy: Policy, x: str) -> str:
+    """Add the activation of a layer, after LayerNorm where the policy has it."""
+    if policy.layer_norm:
+        x = graph.add("Sub", x, graph.add("ReduceMean", x, axes=[-1]))
+        variance = graph.add("ReduceMean", graph.add("Mul", x, x), axes=[-1])
+        x = graph.add("Div", x, graph.add("Sqrt", graph.add("Add", variance, graph.constant(LAYER_NORM_EPS))))
+    return ACTIVATE[policy.activation](graph, x)
+
+
+ACTIVATE: dict[str, Callable[[Graph, str], str]] = {
+    "tanh": lambda graph, x: graph.add("Tanh", x),
+    "relu": lambda graph, x: graph.add("Relu", x),
+    "silu": lambda graph, x: graph.add("Mul", x, graph.add("Sigmoid", x)),
+}
 
 
 def add_gaussian(graph: Graph, policy: GaussianPolicy, out: str) -> None:
     """Add the nodes that clip means to `unscaled`, and scale them to the `action` that the environment takes."""
     graph.add("Clip", out, graph.constant(-1.0), graph.constant(1.0), name="unscaled")
+    add_scaled(graph, policy)
+
+
+def add_scaled(graph: Graph, policy: ContinuousPolicy) -> None:
+    """Add the nodes that scale `unscaled` to the `action` that the environment takes."""
     scaled = graph.add("Mul", "unscaled", graph.constant(policy.half))
     scaled = graph.add("Add", scaled, graph.constant(policy.centre))
     scaled = graph.add("Max", scaled, graph.constant(policy.low))  # rounding must not pass a bound
@@ -111,6 +132,7 @@ def add_categorical(graph: Graph, policy: CategoricalPolicy, out: str) -> None:
 
 
 ADD_ACTIONS: dict[str, Callable[[Graph, Any, str], None]] = {"gaussian": add_gaussian, "categorical": add_categorical}
+"""The nodes of each kind of policy, from the outputs of its network to `unscaled` and `action`."""
 
 
 def load_onnx(path: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpi import files, standalone
 from gpi.errors import FileError, UsageError
-from gpi.standalone import FORMAT, Facts, Policy
+from gpi.standalone import FORMAT, LATER_FORMAT, Facts, Policy
 
 if TYPE_CHECKING:  # acting with a policy must not start JAX
     from gpi.core.normaliser import Normaliser
@@ -23,13 +23,21 @@ SIZE_LIMIT = 1 << 30
 
 def save(path: Path, theta: Theta, normaliser: Normaliser, spec: Spec, about: dict[str, str]) -> None:
     """Write a policy: safetensors, which cannot carry code, with facts about its training in the header."""
-    text = json.dumps({"format": FORMAT, **about, "observation_names": spec.observation_names})
+    written = standalone.form_written(form_of(theta))
+    text = json.dumps({**written, **about, "observation_names": spec.observation_names})
     files.write(path, encode(arrays_of(theta, normaliser, spec), text))
 
 
 def policy_of(theta: Theta, normaliser: Normaliser, spec: Spec, about: dict[str, str]) -> Policy:
     """Return the policy that `save` would write."""
-    return assemble(arrays_of(theta, normaliser, spec), {**about, "observation_names": list(spec.observation_names)})
+    described = {**about, "observation_names": list(spec.observation_names)}
+    return assemble(arrays_of(theta, normaliser, spec), described, form_of(theta))
+
+
+def form_of(theta: Theta) -> Facts:
+    """Return what must be known, besides its arrays, to act with a policy."""
+    first = theta.net[0]
+    return {"kind": theta.kind, "activation": first.activation, "layer_norm": first.layer_norm}
 
 
 def arrays_of(theta: Theta, normaliser: Normaliser, spec: Spec) -> dict[str, np.ndarray]:
@@ -95,11 +103,17 @@ def parse(data: bytes) -> Policy:
     about = files.parse_json(text.encode(), "the description")
     if "gpi" not in metadata:
         raise FileError("not a policy that gpi trained; of an export name the directory")
-    if about.pop("format", None) != FORMAT or not is_valid_description(about):
-        raise FileError(f"not a policy of this version (expected {FORMAT}, found {files.shown(text)})")
+    try:
+        form = standalone.form_read(about)
+    except (ValueError, KeyError):
+        form = None
+    about = {name: x for name, x in about.items() if name not in ("format", *(form or ()))}
+    if form is None or not is_valid_description(about):
+        expected = f"{FORMAT} or {LATER_FORMAT}"
+        raise FileError(f"not a policy of this version (expected {expected}, found {files.shown(text)})")
     if data != encode(arrays, text):
         raise FileError("damaged (expected the hash of its content, found another)")
-    return assemble(arrays, about)
+    return assemble(arrays, about, form)
 
 
 def is_valid_description(about: Facts) -> bool:
@@ -113,14 +127,14 @@ def is_valid_description(about: Facts) -> bool:
     )
 
 
-def assemble(arrays: dict[str, np.ndarray], about: Facts) -> Policy:
+def assemble(arrays: dict[str, np.ndarray], about: Facts, form: Facts) -> Policy:
     """Build a policy from a file's arrays; raise FileError unless names, types and shapes fit together."""
     returns = arrays.get("returns/std")
     if returns is None or returns.shape != () or returns.dtype != np.float64:
         raise FileError(f"other arrays than a policy's (expected a number returns/std, found {files.shown(returns)})")
     try:
-        return standalone.assemble({name: x for name, x in arrays.items() if name != "returns/std"}, about)
-    except (ValueError, KeyError) as error:
+        return standalone.assemble({name: x for name, x in arrays.items() if name != "returns/std"}, about, form)
+    except (ValueError, KeyError, TypeError) as error:
         raise FileError(f"other arrays than a policy's ({error})") from error
 
 

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-FORMAT = "gpi-policy-2"
+FORMAT, LATER_FORMAT = "gpi-policy-2", "gpi-policy-3"  # of the second, the form is named in the file
+LAYER_NORM_EPS = 1e-5  # keeps a row of equal numbers finite
 CLIP = 10.0  # normalised observations are clipped to [-CLIP, CLIP], as in training
 TYPES = {"F32": "<f4", "I64": "<i8"}  # by their names in safetensors
 
@@ -37,13 +38,32 @@ def normalise(obs: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     return clip((obs - mean) / std, -CLIP, CLIP)
 
 
-def network(layers: Layers, x: np.ndarray) -> np.ndarray:
-    """Evaluate a network: tanh between the layers, nothing after the last.
+ACTIVATIONS: dict[str, Callable[[Numbers, Any], Numbers]] = {
+    "tanh": lambda x, xp: xp.tanh(x),
+    "relu": lambda x, xp: xp.maximum(x, 0.0),
+    "silu": lambda x, xp: x * (0.5 + 0.5 * xp.tanh(0.5 * x)),  # of x times its sigmoid, the form that never overflows
+}
+"""What may be between the layers of a network, in NumPy or `jax.numpy`."""
+
+
+def layer_norm(x: Numbers, xp: Any = np) -> Numbers:
+    """Normalise every row to mean 0 and variance 1 (LayerNorm, Ba et al. 2016, without gain and bias)."""
+    x = x - x.mean(-1, keepdims=True)
+    return x / xp.sqrt((x * x).mean(-1, keepdims=True) + LAYER_NORM_EPS)
+
+
+def between(x: Numbers, activation: str, *, normed: bool, xp: Any = np) -> Numbers:
+    """Return what a layer passes on to the next: its activation, after LayerNorm where it is `normed`."""
+    return ACTIVATIONS[activation](layer_norm(x, xp) if normed else x, xp)
+
+
+def network(layers: Layers, x: np.ndarray, activation: str = "tanh", *, normed: bool = False) -> np.ndarray:
+    """Evaluate a network: activations between the layers, nothing after the last.
 
     Leading axes broadcast: kernels `[P, in, out]` with biases `[P, 1, out]` are P networks for inputs `[P, E, in]`.
     """
     for kernel, bias in layers[:-1]:
-        x = np.tanh(x @ kernel + bias)
+        x = between(x @ kernel + bias, activation, normed=normed)
     kernel, bias = layers[-1]
     return x @ kernel + bias
 
@@ -68,11 +88,12 @@ def scale_action(action: Numbers, low: Numbers, high: Numbers, xp: Any = np) -> 
 class Policy:
     """A policy with its observation normaliser: `policy(obs)` is the most likely action, as the environment takes it.
 
-    `GaussianPolicy` and `CategoricalPolicy` are the two kinds; `load` and `assemble` return the right one.
+    `KINDS` has the kinds; `load` and `assemble` return the right one.
     """
 
     kind: ClassVar[str]
     discrete: ClassVar[bool]
+    activation, layer_norm = "tanh", False
     start: int
     """The number of the first action where actions are discrete, otherwise 0."""
 
@@ -94,6 +115,16 @@ class Policy:
         """Number of entries of an action or, where actions are discrete, of actions to choose from."""
         return self.layers[-1][1].size
 
+    @classmethod
+    def shapes(cls, outputs: int) -> dict[str, list[int]]:
+        """Return the shapes of the arrays that a policy has besides its network, in the order of its arguments."""
+        raise NotImplementedError
+
+    @property
+    def form(self) -> Facts:
+        """What must be known to assemble the policy from its arrays."""
+        return {"kind": self.kind, "activation": self.activation, "layer_norm": self.layer_norm}
+
     def __call__(self, obs: object) -> Any:
         """Return the most likely action for one observation `[O]`, or the actions for many `[..., O]`."""
         return self._action(self._evaluate(obs))
@@ -111,12 +142,16 @@ class Policy:
         arrays = {"obs/mean": self.obs_mean, "obs/std": self.obs_std}
         for i, (kernel, bias) in enumerate(self.layers):
             arrays |= {f"policy/layer{i}/kernel": kernel, f"policy/layer{i}/bias": bias}
+        for name in self.shapes(self.layers[-1][1].size):
+            x = getattr(self, name.rpartition("/")[2])
+            arrays[name] = np.array(x, np.int64) if isinstance(x, int) else x
         return arrays
 
     def describe(self) -> Facts:
         """Return the facts that a person or a program needs before using the policy."""
         sizes = [self.obs_mean.size, *(bias.size for _, bias in self.layers)]
-        return {"format": FORMAT, "kind": self.kind, "sizes": sizes, **self._action_facts(), "training": self.about}
+        described = form_written(self.form) | {"kind": self.kind, "sizes": sizes}
+        return described | self._action_facts() | {"training": self.about}
 
     def _action(self, out: np.ndarray) -> Any:
         """Turn the network's output into an action, as the environment takes it."""
@@ -133,7 +168,7 @@ class Policy:
     def _evaluate(self, obs: object) -> np.ndarray:
         with np.errstate(over="ignore"):  # numbers beyond float32 are refused, or clipped
             x = normalise(self._require_observation(obs), self.obs_mean, self.obs_std)
-        return network(self.layers, x)
+        return network(self.layers, x, self.activation, normed=self.layer_norm)
 
     def _require_observation(self, obs: object) -> np.ndarray:
         """Return the observation as float32; raise ValueError if it is not one that the policy can act on."""
@@ -151,42 +186,67 @@ class Policy:
         return found
 
 
-@final
-class GaussianPolicy(Policy):
-    """Continuous actions: the mean, clipped to [-1, 1] and scaled to [low, high], as float32."""
+class ContinuousPolicy(Policy):
+    """Continuous actions: within [-1, 1], and scaled to [low, high], as float32."""
 
-    kind, discrete = "gaussian", False
+    discrete = False
     start = 0
+
+    def __init__(
+        self, layers: Layers, obs_mean: np.ndarray, obs_std: np.ndarray, low: np.ndarray, high: np.ndarray, about: Facts
+    ):
+        """`low` and `high` are the bounds of the environment's actions."""
+        super().__init__(layers, obs_mean, obs_std, about)
+        self.low, self.high = low, high
+        self.centre, self.half = centre_and_half(low, high)
+        self._unit = bool(np.all(low == -1.0) and np.all(high == 1.0))
+
+    @property
+    def action_size(self) -> int:
+        """Number of entries of an action."""
+        return self.low.size
+
+    def unscaled(self, obs: object) -> np.ndarray:
+        """Return the most likely action within [-1, 1]."""
+        return self._bounded(self._evaluate(obs))
+
+    def _bounded(self, out: np.ndarray) -> np.ndarray:
+        """Turn the network's output into an action within [-1, 1]."""
+        raise NotImplementedError
+
+    def _action(self, out: np.ndarray) -> np.ndarray:
+        unit = self._bounded(out)
+        if self._unit:  # no scaling: the same action, bit for bit
+            return unit
+        return clip(self.centre + self.half * unit, self.low, self.high)  # rounding must not pass a bound
+
+    def _action_facts(self) -> Facts:
+        return {"low": self.low.tolist(), "high": self.high.tolist()}
+
+
+class GaussianPolicy(ContinuousPolicy):
+    """A mean that is clipped to [-1, 1], and one standard deviation for all observations."""
+
+    kind = "gaussian"
 
     def __init__(
         self, layers: Layers, obs_mean: np.ndarray, obs_std: np.ndarray, log_std: np.ndarray,
         low: np.ndarray, high: np.ndarray, about: Facts,
     ):  # fmt: skip
         """`low` and `high` are the bounds of the environment's actions."""
-        super().__init__(layers, obs_mean, obs_std, about)
-        self.log_std, self.low, self.high = log_std, low, high
-        self.centre, self.half = centre_and_half(low, high)
-        self._unit = bool(np.all(low == -1.0) and np.all(high == 1.0))
+        super().__init__(layers, obs_mean, obs_std, low, high, about)
+        self.log_std = log_std
 
-    def unscaled(self, obs: object) -> np.ndarray:
-        """Return the mean clipped to [-1, 1]."""
-        return clip(self._evaluate(obs), -1.0, 1.0)
+    @classmethod
+    def shapes(cls, outputs: int) -> dict[str, list[int]]:
+        """Return the shapes of the arrays that the policy has besides its network."""
+        return {"policy/log_std": [outputs], "action/low": [outputs], "action/high": [outputs]}
 
-    def arrays(self) -> Arrays:
-        """Return the arrays by the names they have in a policy's file."""
-        return super().arrays() | {"policy/log_std": self.log_std, "action/low": self.low, "action/high": self.high}
-
-    def _action(self, out: np.ndarray) -> np.ndarray:
-        unit = clip(out, -1.0, 1.0)
-        if self._unit:  # no scaling: the action is the clipped mean, bit for bit
-            return unit
-        return clip(self.centre + self.half * unit, self.low, self.high)  # rounding must not pass a bound
+    def _bounded(self, out: np.ndarray) -> np.ndarray:
+        return clip(out, -1.0, 1.0)
 
     def _perturb(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return out + np.exp(self.log_std) * rng.standard_normal(out.shape, np.float32)
-
-    def _action_facts(self) -> Facts:
-        return {"low": self.low.tolist(), "high": self.high.tolist()}
 
 
 @final
@@ -199,11 +259,12 @@ class CategoricalPolicy(Policy):
     def __init__(self, layers: Layers, obs_mean: np.ndarray, obs_std: np.ndarray, start: int, about: Facts):
         """`start` is the number of the first action."""
         super().__init__(layers, obs_mean, obs_std, about)
-        self.start = start
+        self.start = int(start)
 
-    def arrays(self) -> Arrays:
-        """Return the arrays by the names they have in a policy's file."""
-        return super().arrays() | {"action/start": np.array(self.start, np.int64)}
+    @classmethod
+    def shapes(cls, outputs: int) -> dict[str, list[int]]:
+        """Return the shapes of the arrays that the policy has besides its network."""
+        return {"action/start": []}
 
     def _action(self, out: np.ndarray) -> int | np.ndarray:
         return int(out.argmax()) + self.start if out.ndim == 1 else out.argmax(-1).astype(np.int64) + self.start
@@ -215,13 +276,32 @@ class CategoricalPolicy(Policy):
         return {"start": self.start}
 
 
+KINDS: dict[str, type[Policy]] = {"gaussian": GaussianPolicy, "categorical": CategoricalPolicy}
+"""The kinds of policies by name. An export carries the source of a class from elsewhere, which may use what is here."""
+FIRST_FORMS = [{"kind": kind, "activation": "tanh", "layer_norm": False} for kind in ("gaussian", "categorical")]
+"""The forms of `FORMAT`, which the arrays tell apart."""
+
+
+def form_written(form: Facts) -> Facts:
+    """Return what a file says about the form of its policy."""
+    return {"format": FORMAT} if form in FIRST_FORMS else {"format": LATER_FORMAT, **form}
+
+
+def form_read(described: Facts) -> Facts:
+    """Return the form of a policy as its file says it; raise ValueError for a file of another version."""
+    found = described.get("format")
+    if found not in (FORMAT, LATER_FORMAT):
+        formats = f"{FORMAT!r} and {LATER_FORMAT!r}"
+        raise ValueError(f"its format is {str(found)[:80]!r}, this code reads {formats}")
+    return {name: described[name] for name in FIRST_FORMS[0]} if found == LATER_FORMAT else {}
+
+
 def load(directory: str | Path) -> Policy:
     """Load the policy in a directory that an export made; raise ValueError if it is damaged or of another version."""
     path = Path(directory)
     try:
         described = dict(json.loads((path / "policy.json").read_bytes()))
-        if described.get("format") != FORMAT:
-            raise ValueError(f"its format is {str(described.get('format'))[:80]!r}, this code reads {FORMAT!r}")
+        form = form_read(described)
         if described.pop("sha256", None) != seal(described)["sha256"]:
             raise ValueError("policy.json is damaged: it has another hash than it says")
         data = (path / "policy.safetensors").read_bytes()
@@ -230,7 +310,7 @@ def load(directory: str | Path) -> Policy:
         arrays = parse(data)
         if described["arrays"] != {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}:
             raise ValueError("policy.safetensors has other arrays than policy.json says")
-        return assemble(arrays, described["training"])
+        return assemble(arrays, described["training"], form)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no policy can be loaded from {str(path)!r}: {error}; export it again") from error
 
@@ -263,38 +343,49 @@ def parse(data: bytes) -> Arrays:
     return arrays
 
 
-def assemble(arrays: Arrays, about: Facts) -> Policy:
-    """Build a policy from named arrays; raise ValueError or KeyError unless names, types, shapes and values fit."""
+def assemble(arrays: Arrays, about: Facts, form: Facts | None = None) -> Policy:
+    """Build a policy from named arrays; raise ValueError or KeyError unless names, types, shapes and values fit.
+
+    `form` is its kind, activation and LayerNorm, as in `FIRST_FORMS`, which the arrays tell apart without it.
+    """
+    form = form or FIRST_FORMS["action/start" in arrays]
+    kind, activation, normed = (form[name] for name in FIRST_FORMS[0])
+    if kind not in KINDS or activation not in ACTIVATIONS or type(normed) is not bool:
+        raise ValueError(f"a form of policies that is not known here ({str(form)[:200]})")
     depth = sum(name.endswith("/kernel") for name in arrays)
     sizes = [arrays["obs/mean"].size, *(arrays[f"policy/layer{i}/bias"].size for i in range(depth))]
     shapes = {"obs/mean": sizes[:1], "obs/std": sizes[:1]}
     for i in range(depth):
         shapes |= {f"policy/layer{i}/kernel": sizes[i : i + 2], f"policy/layer{i}/bias": sizes[i + 1 : i + 2]}
-    discrete = "action/start" in arrays
-    gaussian = dict.fromkeys(("policy/log_std", "action/low", "action/high"), sizes[-1:])
-    shapes |= {"action/start": []} if discrete else gaussian
+    own = KINDS[kind].shapes(sizes[-1])
+    shapes |= own
     found = {name: list(x.shape) for name, x in arrays.items()}
     if depth == 0 or found != shapes:
         raise ValueError(f"names or shapes of arrays do not fit together (found {str(found)[:200]})")
     for name, x in arrays.items():
-        kind = "int64" if name == "action/start" else "float32"
-        if x.dtype != kind or not np.isfinite(x).all():
-            raise ValueError(f"array {name!r} is not usable (expected finite {kind}, found {x.dtype})")
+        dtype = "int64" if name == "action/start" else "float32"
+        if x.dtype != dtype or not np.isfinite(x).all():
+            raise ValueError(f"array {name!r} is not usable (expected finite {dtype}, found {x.dtype})")
     layers = tuple((arrays[f"policy/layer{i}/kernel"], arrays[f"policy/layer{i}/bias"]) for i in range(depth))
-    require_sane(layers, arrays)
-    mean, std = arrays["obs/mean"], arrays["obs/std"]
-    if discrete:
-        return CategoricalPolicy(layers, mean, std, int(arrays["action/start"]), about)
-    log_std, low, high = (arrays[name] for name in gaussian)
-    return GaussianPolicy(layers, mean, std, log_std, low, high, about)
+    require_sane(layers, arrays, bounded=activation == "tanh")
+    made: Any = KINDS[kind]
+    policy = made(layers, arrays["obs/mean"], arrays["obs/std"], *(arrays[name] for name in own), about)
+    policy.activation, policy.layer_norm = activation, normed
+    return policy
 
 
-def require_sane(layers: Layers, arrays: Arrays) -> None:
-    """Raise ValueError if numbers are too large to act with, or contradict each other."""
+def require_sane(layers: Layers, arrays: Arrays, *, bounded: bool = True) -> None:
+    """Raise ValueError if numbers are too large to act with, or contradict each other.
+
+    Where activations are not `bounded`, a layer's largest outputs are the next one's inputs.
+    """
     nothing = np.zeros(1, np.float32)
     low, high = arrays.get("action/low", nothing), arrays.get("action/high", nothing)
     with np.errstate(over="ignore"):
-        largest = [CLIP * np.abs(kernel).sum(0) + np.abs(bias) for kernel, bias in layers]
+        largest, most = [], np.float32(CLIP)
+        for kernel, bias in layers:
+            largest.append(most * np.abs(kernel).sum(0) + np.abs(bias))
+            most = most if bounded else np.maximum(most, largest[-1].max(initial=0.0))
         width, total = high - low, high + low
     if not np.isfinite(np.concatenate([*largest, width, total])).all():
         raise ValueError("weights or bounds are so large that an action could be NaN")

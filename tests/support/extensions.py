@@ -1,8 +1,8 @@
-"""Extensions of gpi that need no change in it: a distribution, a rule, a mixture plan, a critic."""
+"""Extensions of gpi that need no change in it: two policies, a rule, a mixture plan, a critic."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,15 @@ from jax.flatten_util import ravel_pytree
 
 from gpi.core import objectives
 from gpi.core.agent import Agent, Hyper, Static
-from gpi.core.gaussian import GaussianTheta
-from gpi.core.network import Change, forward
+from gpi.core.gaussian import HALF_LOG_2PI, GaussianTheta
+from gpi.core.network import Change, Net, forward, init_net, reading
 from gpi.core.plan import Plan
 from gpi.core.policy import Theta, log_pi
 from gpi.core.rules import Proposal, fit_value, standardised
 from gpi.core.sample import Sample
 from gpi.core.solvers import Direction, adam_step, gradient
+from gpi.onnx_export import Graph, add_scaled
+from gpi.standalone import ContinuousPolicy, GaussianPolicy, clip
 from gpi.theory.mixture import uniform_mixture
 
 
@@ -51,12 +53,117 @@ class Laplace(NamedTuple):
 class LaplaceTheta(GaussianTheta):
     """The same parameters, and the same most likely action, as a Gaussian policy."""
 
+    kind = "laplace"
+
     def distribution(self, obs: Array) -> Laplace:  # type: ignore[override]
         return Laplace(forward(self.net, obs), self.log_std)
 
     @staticmethod
-    def draw_noise(key: Array, shape: tuple[int, ...]) -> Array:
-        return jax.random.laplace(key, shape, jnp.float32)
+    def draw_noise(key: Array, rows: tuple[int, ...], action_size: int) -> Array:
+        return jax.random.laplace(key, (*rows, action_size), jnp.float32)
+
+
+class LaplacePolicy(GaussianPolicy):
+    """How it acts without JAX."""
+
+    kind = "laplace"
+
+    def _perturb(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return out + np.exp(self.log_std) * rng.laplace(size=out.shape).astype(np.float32)
+
+
+class Squashed(NamedTuple):
+    """A distribution: Gaussians of the action before tanh, each state with its deviation.
+
+    tanh is one to one, so ratios, KL and TV are those of the action after it.
+    """
+
+    mean: Array
+    log_std: Array
+
+    def act(self, noise: Array) -> Array:
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def log_prob(self, action: Array) -> Array:
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return -jnp.sum(0.5 * z * z + self.log_std + HALF_LOG_2PI, axis=-1)
+
+    def entropy(self) -> Array:
+        return jnp.sum(self.log_std + HALF_LOG_2PI + 0.5, axis=-1)
+
+    def kl(self, other: Squashed) -> Array:
+        z, gap = (self.mean - other.mean) * jnp.exp(-other.log_std), other.log_std - self.log_std
+        return jnp.sum(0.5 * z * z + gap + 0.5 * jnp.expm1(-2.0 * gap), axis=-1)
+
+    def tv(self, other: Squashed) -> Array:
+        return jnp.sqrt(-jnp.expm1(-self.kl(other)))
+
+
+class SquashedTheta(NamedTuple):
+    """A policy: one network gives mean and deviation of the action before tanh."""
+
+    net: Net
+    kind = "squashed"
+
+    @classmethod
+    def init(cls, rng: np.random.Generator, observation_size: int, action_size: int, hidden: tuple[int, ...]):
+        return cls(init_net(rng, (observation_size, *hidden, 2 * action_size), 0.01))
+
+    def distribution(self, obs: Array) -> Squashed:
+        mean, log_std = jnp.split(forward(self.net, obs), 2, axis=-1)
+        return Squashed(mean, jnp.clip(log_std, -5.0, 2.0))
+
+    def project(self) -> SquashedTheta:
+        return self
+
+    def under(self, change: Change) -> SquashedTheta:
+        return SquashedTheta(reading(self.net, change))
+
+    @staticmethod
+    def draw_noise(key: Array, rows: tuple[int, ...], action_size: int) -> Array:
+        return jax.random.normal(key, (*rows, action_size), jnp.float32)
+
+    @staticmethod
+    def empty_action(action_size: int) -> Array:
+        return jnp.zeros(action_size, jnp.float32)
+
+    @staticmethod
+    def squash(action: Any) -> Any:
+        return np.tanh(action) if isinstance(action, np.ndarray) else jnp.tanh(action)
+
+    def act_on_host(self, out: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        mean, log_std = np.split(out, 2, axis=-1)
+        return mean + np.exp(np.clip(log_std, -5.0, 2.0)) * noise
+
+    def at_floor(self) -> bool:
+        return False
+
+    def deployed(self) -> dict[str, np.ndarray]:
+        return {}
+
+
+class SquashedPolicy(ContinuousPolicy):
+    """How it acts without JAX; an export carries this class."""
+
+    kind = "squashed"
+
+    @classmethod
+    def shapes(cls, outputs: int) -> dict[str, list[int]]:
+        return {"action/low": [outputs // 2], "action/high": [outputs // 2]}
+
+    def _bounded(self, out: np.ndarray) -> np.ndarray:
+        return np.tanh(out[..., : self.action_size])
+
+    def _perturb(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        mean, log_std = np.split(out, 2, axis=-1)
+        return mean + np.exp(clip(log_std, -5.0, 2.0)) * rng.standard_normal(mean.shape, np.float32)
+
+
+def add_squashed(graph: Graph, policy: ContinuousPolicy, out: str) -> None:
+    """Its nodes in ONNX."""
+    mean = graph.add("Gather", out, graph.constant(range(policy.action_size), np.int64), axis=1)
+    graph.add("Tanh", mean, name="unscaled")
+    add_scaled(graph, policy)
 
 
 def plain_gradient(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: Static) -> Proposal:

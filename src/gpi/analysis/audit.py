@@ -40,7 +40,6 @@ ESTIMATES = {
 }
 """How the TV of a run's updates was estimated. Counts of two estimates are never added."""
 COUNTED = ("acted", "lost", "abs")
-KL_RULES = ("trpo", "vmpo")  # the rules that bound KL
 REUSED = {"penalty": "eq (11)", "tv": "eq (7)", "kl": "eq (16)"}
 ON_POLICY = {"penalty": "eq (2)", "tv": "eq (2)", "kl": "eq (15)"}
 MEANING = {
@@ -117,7 +116,7 @@ class AuditSummary:
     @property
     def bounds(self) -> tuple[str, ...]:
         """The bounds that are the algorithm's own, the one that the guarantee rests on first."""
-        return bounds_of(self.algorithm)
+        return ALGORITHMS[self.algorithm].bounds
 
     @property
     def reuses(self) -> bool:
@@ -216,13 +215,6 @@ class AuditSummary:
         """Violations by name of the bound."""
         counts = (self.penalty_violations, self.one_step_violations, self.kl_violations)
         return dict(zip(BOUNDS, counts, strict=True))
-
-
-def bounds_of(algorithm: str) -> tuple[str, ...]:
-    """Return the bounds that are an algorithm's own, the one that the guarantee rests on first."""
-    parts = ALGORITHMS[algorithm]
-    first = ("penalty", "tv") if parts.reuses else ("tv",)
-    return (*first, "kl") if parts.rule in KL_RULES else first
 
 
 def equation_of(algorithm: str, bound: str) -> str:

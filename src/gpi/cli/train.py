@@ -20,6 +20,7 @@ from gpi.core.plan import ALGORITHMS, TRUST_MODES
 from gpi.envs.tasks import BACKENDS
 from gpi.rundir.evaluations import best_mean
 from gpi.rundir.run import CURVE, Run, window_in_words
+from gpi.standalone import ACTIVATIONS, KINDS
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -39,14 +40,16 @@ ABOUT = {
     "optimisation": "networks and steps of the optimiser; seldom changed: see --help all",
     "machine": "what the run may use of this machine: see --help all",
 }
-CHOICES = {"algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS, "normaliser": NORMALISERS}
+CHOICES = {
+    "algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS, "normaliser": NORMALISERS,
+    "policy": ("auto", *KINDS), "activation": ACTIVATIONS,
+}  # fmt: skip
 DEVICE = "has no option for devices; type JAX_PLATFORMS=cpu, or cuda, before gpi"
 HINTS = {
     "--device": DEVICE, "--gpu": DEVICE, "--cuda": DEVICE,
     "--wandb": "has no option for that; use --tensorboard, or a callback in Python",
     "--mlflow": "has no option for that; use --tensorboard, or a callback in Python",
     "--lr-schedule": "needs no schedule: the learning rate follows the trust region; --lr is where it begins",
-    "--activation": "has no option for that: networks have tanh; --hidden sets their layers",
 }  # fmt: skip
 """What to say about options that other libraries have."""
 METAVARS = {int: "N", float: "X", tuple[int, ...]: "N,N", tuple[float, ...]: "LOW,HIGH"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from gpi.core.network import Change, Net, forward, init_net, reading
+
+T = TypeVar("T")
 
 
 class Categorical(NamedTuple):
@@ -45,6 +47,7 @@ class CategoricalTheta(NamedTuple):
     """Parameters theta of a categorical policy: a network for the logits."""
 
     net: Net
+    kind = "categorical"
 
     @classmethod
     def init(
@@ -66,9 +69,14 @@ class CategoricalTheta(NamedTuple):
         return self._replace(net=reading(self.net, change))
 
     @staticmethod
-    def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+    def draw_noise(key: PRNGKeyArray, rows: tuple[int, ...], action_size: int) -> Array:
         """Return the randomness of actions, one number per action to choose from, drawn ahead of them."""
-        return jax.random.gumbel(key, shape, jnp.float32)
+        return jax.random.gumbel(key, (*rows, action_size), jnp.float32)
+
+    @staticmethod
+    def squash(action: T) -> T:
+        """Return what the environment gets of an action: all of it."""
+        return action
 
     @staticmethod
     def empty_action(action_size: int) -> Int[Array, ""]:

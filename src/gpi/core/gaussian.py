@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from gpi.core.network import Change, Net, forward, init_net, reading
 
 MIN_LOG_STD = math.log(1e-3)
+T = TypeVar("T")
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -63,6 +64,7 @@ class GaussianTheta(NamedTuple):
 
     net: Net
     log_std: Float[Array, "... A"]
+    kind = "gaussian"
 
     @classmethod
     def init(
@@ -85,9 +87,14 @@ class GaussianTheta(NamedTuple):
         return self._replace(net=reading(self.net, change))
 
     @staticmethod
-    def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+    def draw_noise(key: PRNGKeyArray, rows: tuple[int, ...], action_size: int) -> Array:
         """Return the randomness of actions, one number per action dimension, drawn ahead of them."""
-        return jax.random.normal(key, shape, jnp.float32)
+        return jax.random.normal(key, (*rows, action_size), jnp.float32)
+
+    @staticmethod
+    def squash(action: T) -> T:
+        """Return what the environment gets of an action: all of it."""
+        return action
 
     @staticmethod
     def empty_action(action_size: int) -> Float[Array, " A"]:

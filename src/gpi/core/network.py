@@ -1,23 +1,48 @@
-"""Dense networks with tanh between their layers, of which policies and critics are made."""
+"""Dense networks, of which policies and critics are made."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float
+
+from gpi.standalone import between
+
+Tree = TypeVar("Tree")
 
 
 class Layer(NamedTuple):
-    """One dense layer."""
+    """One dense layer, and what its outputs go through on their way to the next."""
 
     kernel: Float[Array, "... _ _"]
     bias: Float[Array, "... _"]
+    activation: str = "tanh"  # of `standalone.ACTIVATIONS`
+    layer_norm: bool = False
 
 
-Net = tuple[Layer, ...]  # tanh between layers, none after the last
+def _with_keys(layer: Layer) -> tuple[Any, tuple[str, bool]]:
+    arrays = [(GetAttrKey(name), getattr(layer, name)) for name in Layer._fields[:2]]
+    return arrays, (layer.activation, layer.layer_norm)
+
+
+# The two arrays are a layer's leaves, as in checkpoints; the rest shapes the compiled program.
+jax.tree_util.register_pytree_with_keys(Layer, _with_keys, lambda rest, arrays: Layer._make((*arrays, *rest)))
+
+Net = tuple[Layer, ...]  # nothing after the last layer
+
+
+def shaped(params: Tree, activation: str, *, layer_norm: bool) -> Tree:
+    """Return parameters whose networks have this activation, and LayerNorm or not."""
+
+    def shape(node: Any) -> Any:
+        return node._replace(activation=activation, layer_norm=layer_norm) if isinstance(node, Layer) else node
+
+    return jax.tree.map(shape, params, is_leaf=lambda node: isinstance(node, Layer))
 
 
 def init_net(rng: np.random.Generator, sizes: tuple[int, ...], last_gain: float) -> Net:
@@ -59,17 +84,17 @@ def reading(net: Net, change: Change) -> Net:
     """Return the network that gives the same outputs when its inputs are in other units."""
     first, *rest = net
     bias = first.bias + jnp.sum(change.shift[:, None] * first.kernel, axis=0)
-    return (Layer(change.stretch[:, None] * first.kernel, bias), *rest)
+    return (first._replace(kernel=change.stretch[:, None] * first.kernel, bias=bias), *rest)
 
 
 def predicting(net: Net, change: Change) -> Net:
     """Return the network whose outputs are in other units."""
     *rest, last = net
-    return (*rest, Layer(change.factor * last.kernel, change.factor * last.bias))
+    return (*rest, last._replace(kernel=change.factor * last.kernel, bias=change.factor * last.bias))
 
 
 def forward(net: Net, x: Float[Array, "S I"]) -> Float[Array, "S O"]:
-    """Return the output of a tanh network for every row."""
+    """Return the output of a network for every row."""
     for layer in net[:-1]:
-        x = jnp.tanh(x @ layer.kernel + layer.bias[None])
+        x = between(x @ layer.kernel + layer.bias[None], layer.activation, normed=layer.layer_norm, xp=jnp)
     return x @ net[-1].kernel + net[-1].bias[None]

@@ -37,6 +37,21 @@ PLANS: dict[str, Callable[[int, int, float, float], Plan]] = {"on_policy": on_po
 """Functions that decide what to collect and to reuse, from B, n, eps and kappa."""
 
 
+class RuleFacts(NamedTuple):
+    """What an improvement rule uses and bounds: all that settings and reports know of it."""
+
+    uses_lr: bool = False  # and `max_grad_norm`; the step of others has the length of the trust region
+    bounds_kl: bool = False  # by delta, eqs (15) and (16), up to `kl_slack` times
+
+
+RULE_FACTS: dict[str, RuleFacts] = {
+    "ppo": RuleFacts(uses_lr=True),
+    "trpo": RuleFacts(bounds_kl=True),
+    "vmpo": RuleFacts(bounds_kl=True),
+}
+"""What each rule of `rules.RULES` declares."""
+
+
 class Algorithm(NamedTuple):
     """An algorithm as a composition of parts, each named in its table."""
 
@@ -48,6 +63,17 @@ class Algorithm(NamedTuple):
     def reuses(self) -> bool:
         """Whether it is a generalized algorithm, which reuses samples of prior policies."""
         return self.plan != "on_policy"
+
+    @property
+    def facts(self) -> RuleFacts:
+        """What its rule uses and bounds."""
+        return RULE_FACTS[self.rule]
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The bounds that are the algorithm's own, the one that the guarantee rests on first."""
+        first = ("penalty", "tv") if self.reuses else ("tv",)
+        return (*first, "kl") if self.facts.bounds_kl else first
 
 
 ALGORITHMS: dict[str, Algorithm] = {

@@ -1,12 +1,12 @@
 """The interface of a policy pi to the algorithms, and the table of policies.
 
 A policy is its parameters theta, which give a distribution for every observation. To add one: a file like `gaussian.py`
-and a line in `POLICIES`.
+and a line in `POLICIES`; how it acts without JAX, in `standalone.KINDS`; and its nodes, in `onnx_export.ADD_ACTIONS`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from gpi.core.categorical import CategoricalTheta
 from gpi.core.gaussian import GaussianTheta
 from gpi.core.network import Net
+
+T = TypeVar("T", Array, np.ndarray)
 
 
 @runtime_checkable
@@ -46,6 +48,11 @@ class Theta(Protocol):
     """Parameters theta of a policy, as a pytree of arrays."""
 
     @property
+    def kind(self) -> str:
+        """The policy's name in `POLICIES` and in `standalone.KINDS`, which says whether its actions are discrete."""
+        ...
+
+    @property
     def net(self) -> Net:
         """The network that reads observations."""
         ...
@@ -54,7 +61,7 @@ class Theta(Protocol):
     def init(
         cls, rng: np.random.Generator, observation_size: int, action_size: int, hidden: tuple[int, ...], /
     ) -> Theta:
-        """Return the initial policy pi_0."""
+        """Return the initial policy pi_0; it decides how many outputs its network has."""
         ...
 
     def distribution(self, obs: Float[Array, "S O"], /) -> Distribution:
@@ -66,8 +73,8 @@ class Theta(Protocol):
         ...
 
     @staticmethod
-    def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...], /) -> Array:
-        """Return the randomness of actions, drawn ahead of them; the last axis has the size of the network's output."""
+    def draw_noise(key: PRNGKeyArray, rows: tuple[int, ...], action_size: int, /) -> Array:
+        """Return the randomness of actions `[*rows, ...]`, drawn ahead of them."""
         ...
 
     @staticmethod
@@ -75,8 +82,13 @@ class Theta(Protocol):
         """Return an action of the right shape and type."""
         ...
 
+    @staticmethod
+    def squash(action: T, /) -> T:
+        """Return what the environment gets of an action, in JAX or in NumPy; samples hold the action before that."""
+        ...
+
     def act_on_host(self, out: np.ndarray, noise: np.ndarray, /) -> np.ndarray:
-        """Act in NumPy, given the outputs `[P, E, A]` of the networks of a population."""
+        """Act in NumPy, given the outputs of the networks of a population, `[P, E, outputs]`."""
         ...
 
     def at_floor(self) -> bool:
@@ -84,15 +96,22 @@ class Theta(Protocol):
         ...
 
     def deployed(self) -> dict[str, np.ndarray]:
-        """Return what acting needs besides the network, by the names of a policy file."""
+        """Return what acting needs besides the network, by the names of a policy file: of `x` it is `policy/x`."""
         ...
 
 
 POLICIES: dict[str, type[Theta]] = {
-    "continuous": GaussianTheta,
-    "discrete": CategoricalTheta,
+    "gaussian": GaussianTheta,
+    "categorical": CategoricalTheta,
 }
-"""The policy for each kind of action."""
+"""The policies by name."""
+AUTO = {"continuous": "gaussian", "discrete": "categorical"}
+"""The policy for each kind of action, where `--policy` is auto."""
+
+
+def policy_for(name: str, actions: str) -> type[Theta]:
+    """Return the policy of a name, for this kind of actions."""
+    return POLICIES[AUTO[actions] if name == "auto" else name]
 
 
 def log_pi(theta: Theta, obs: Float[Array, "S O"], action: Array) -> Float[Array, " S"]:

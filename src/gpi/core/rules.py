@@ -1,7 +1,8 @@
 """The improvement rules: PPO, TRPO and VMPO, each as a proposed step and a test that the step must pass.
 
 On-policy and generalized run the same code and differ in their plan (`plan.py`): on-policy is `nu = [1]`. To add a
-rule: a function like `clipped_ascent`, a line in `RULES`, and an algorithm in `plan.ALGORITHMS` that names it.
+rule: a function like `clipped_ascent`, a line in `RULES`, one in `plan.RULE_FACTS` of what it uses and bounds, and an
+algorithm in `plan.ALGORITHMS` that names it.
 """
 
 from __future__ import annotations

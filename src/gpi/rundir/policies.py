@@ -160,8 +160,11 @@ def policies_in(found: Checkpoint) -> dict[int, Policy]:
                 "environment": dict(environment),
             }:
                 members = range(first, first + count)
+                form = form_in(config, discrete=environment["discrete"])
                 return {
-                    seed: standalone.assemble(arrays_of(found, environment, p, count), about_of(found, config, seed, p))
+                    seed: standalone.assemble(
+                        arrays_of(found, environment, p, count), about_of(found, config, seed, p), form
+                    )
                     for p, seed in enumerate(members)
                 }
         raise FileError("its identity lacks settings or environment")
@@ -205,9 +208,14 @@ def name_in_file(name: str) -> str:
     """Return the name that a parameter of a policy has in a policy's file."""
     if layer := LAYER.fullmatch(name):
         return f"policy/layer{int(layer[1])}/{layer[2]}"
-    if name == "log_std":
-        return f"policy/{name}"
-    raise FileError(f"a parameter {files.shown(name)} of another kind of policy")
+    return f"policy/{name}"  # `assemble` knows which there are
+
+
+def form_in(config: Facts, *, discrete: bool) -> Facts:
+    """Return the form of a run's policies by its settings, which earlier versions lack."""
+    usual = standalone.FIRST_FORMS[discrete]
+    found = {"kind": config.get("policy", "auto")} | {name: config[name] for name in usual if name in config}
+    return usual | {name: x for name, x in found.items() if x != "auto"}
 
 
 def about_of(found: Checkpoint, config: Facts, seed: int, p: int) -> Facts:

@@ -17,7 +17,7 @@ from jax.stages import Compiled, Lowered
 
 from gpi.core.iteration import COLLECTING, State, key_for
 from gpi.core.normaliser import Normaliser, Scaling, normalise_obs
-from gpi.core.policy import POLICIES, Theta
+from gpi.core.policy import Theta
 from gpi.core.sample import Rollout
 from gpi.envs.pool import CompiledPool, Handle, HostPool, Spec
 from gpi.envs.replay import Position, first_position, position_after_batch, position_after_reset
@@ -88,11 +88,10 @@ class Collector(Protocol):
         ...
 
 
-def batch_noise(spec: Spec, shape: Shape, keys: Array) -> Array:
-    """Return the randomness of a batch's actions `[T, P, E, A]`, from the members' keys."""
-    size = (shape.T + len(shape.drop), shape.E, spec.action_size)
-    policy = POLICIES[spec.kind]
-    return jax.vmap(lambda key: policy.draw_noise(key, size), out_axes=1)(keys)
+def batch_noise(theta: Theta, spec: Spec, shape: Shape, keys: Array) -> Array:
+    """Return the randomness of a batch's actions `[T, P, E, ...]`, from the members' keys."""
+    rows = (shape.T + len(shape.drop), shape.E)
+    return jax.vmap(lambda key: theta.draw_noise(key, rows, spec.action_size), out_axes=1)(keys)
 
 
 def batch_keys(keys: Array, batch: Array) -> Array:
@@ -120,11 +119,12 @@ class _Base:
         self.obs, self.ended = obs, np.zeros(len(self.ended), np.bool_)
         self.position = position_after_reset(self.position, np.asarray(obs))
 
-    def _was_collected(self, raw: Rollout) -> None:
-        """Advance the position by a batch."""
+    def _was_collected(self, raw: Rollout, sent: Array | np.ndarray | None) -> None:
+        """Advance the position by a batch; `sent` are the actions that the environments got, where squashed."""
         self.ended = np.asarray(raw.done)[:, -1].reshape(-1)
+        played = raw if sent is None else raw._replace(action=sent)
         # Where the next batch begins with a reset, actions since the last one do not matter.
-        position = position_after_batch(self.position, raw, keep=self.keep_actions)
+        position = position_after_batch(self.position, played, keep=self.keep_actions)
         self.position = position._replace(resets=position.resets + len(self.shape.drop))
 
     def _replayable(self, position: Position) -> Position:
@@ -149,7 +149,7 @@ class CompiledCollector(_Base):
     def lower(self, acting: Acting) -> Lowered:
         """Return the program to compile, for a first batch of these members."""
 
-        def program(handle: Handle, obs: Array, acting: Acting, batch: Array) -> tuple[Handle, Array, Rollout]:
+        def program(handle: Handle, obs: Array, acting: Acting, batch: Array) -> tuple[Handle, Array, Collected]:
             theta, normaliser, key = self.population.real(acting)
             return scan(self.pool, self.shape, handle, obs, theta, normaliser, batch_keys(key, batch))
 
@@ -157,9 +157,9 @@ class CompiledCollector(_Base):
 
     def collect(self, acting: Acting, batch: int) -> Rollout:
         """Algorithm 2, line 3: collect the next batch of every member, raw, axes `[P, T, E]`."""
-        self.handle, self.obs, raw = jax.block_until_ready(self.program(*self._arguments(acting, batch)))
-        self._was_collected(raw)
-        return raw
+        self.handle, self.obs, rows = jax.block_until_ready(self.program(*self._arguments(acting, batch)))
+        self._was_collected(*rows)
+        return rows.raw
 
     def _arguments(self, acting: Acting, batch: int) -> tuple[Any, ...]:
         """Return the program's arguments, on the device of the pool."""
@@ -172,9 +172,16 @@ class CompiledCollector(_Base):
         return digest == position.digest
 
 
+class Collected(NamedTuple):
+    """A batch, and the actions that the environments got, where the policy squashes them."""
+
+    raw: Rollout
+    sent: Array | None
+
+
 def scan(
     pool: CompiledPool, shape: Shape, handle: Handle, obs: Array, theta: Theta, normaliser: Normaliser, keys: Array
-) -> tuple[Handle, Array, Rollout]:
+) -> tuple[Handle, Array, Collected]:
     """Collect transitions of pi_k, raw, axes `[P, T, E]`, for all members at once.
 
     `theta`, `normaliser` and `keys` have a leading axis P. The pool's step cannot be `vmap`ped; all else is.
@@ -184,15 +191,17 @@ def scan(
     def choose(theta: Theta, scaling: Scaling, obs: Array, noise: Array) -> Array:
         return theta.distribution(normalise_obs(scaling, obs)).act(noise)
 
-    def step(carry: tuple[Handle, Array], noise: Array) -> tuple[tuple[Handle, Array], Rollout]:
+    def step(carry: tuple[Handle, Array], noise: Array) -> tuple[tuple[Handle, Array], Collected]:
         handle, obs = carry
         action = jax.vmap(choose)(theta, normaliser.in_force, obs.reshape(P, E, -1), noise)
         action = action.reshape(P * E, *action.shape[2:])
-        handle, out = pool.step(handle, action)
+        sent = theta.squash(action)
+        handle, out = pool.step(handle, sent)
         done = out.terminated | out.truncated
-        return (handle, out.obs), Rollout(obs, action, out.reward, out.obs, out.terminated, done, out.valid)
+        raw = Rollout(obs, action, out.reward, out.obs, out.terminated, done, out.valid)
+        return (handle, out.obs), Collected(raw, None if sent is action else sent)
 
-    (handle, obs), rows = jax.lax.scan(step, (handle, obs), batch_noise(pool.spec, shape, keys))
+    (handle, obs), rows = jax.lax.scan(step, (handle, obs), batch_noise(theta, pool.spec, shape, keys))
     keep = np.delete(np.arange(T + len(drop)), drop)
 
     def arrange(x: Array) -> Array:
@@ -222,8 +231,8 @@ class HostCollector(_Base):
         """Return the program to compile: it draws the noise of a batch and reads the normalisers."""
 
         def program(acting: Acting, batch: Array) -> tuple[Array, Scaling]:
-            _, normaliser, key = self.population.real(acting)
-            noise = batch_noise(self.pool.spec, self.shape, batch_keys(key, batch))
+            theta, normaliser, key = self.population.real(acting)
+            noise = batch_noise(theta, self.pool.spec, self.shape, batch_keys(key, batch))
             return noise, normaliser.in_force
 
         return jax.jit(program).lower(*jax.device_put((acting, np.int32(0)), self.host))
@@ -234,14 +243,16 @@ class HostCollector(_Base):
         noise, scaling = jax.tree.map(np.asarray, self.program(acting, number))
         theta: Theta = self.population.real(jax.tree.map(np.asarray, acting.theta))
         layers = [(np.asarray(layer.kernel), np.asarray(layer.bias)[:, None]) for layer in theta.net]
+        form = theta.net[0]
         centre, scale = scaling.centre[:, None], scaling.scale[:, None]
         P, E, T, _ = self.shape
-        obs, rows = np.asarray(self.obs), []
+        obs, rows, played = np.asarray(self.obs), [], []
         for t in range(T):
-            out = network(layers, normalise(obs.reshape(P, E, -1), centre, scale))
-            action = theta.act_on_host(out, noise[t])
+            seen = normalise(obs.reshape(P, E, -1), centre, scale)
+            action = theta.act_on_host(network(layers, seen, form.activation, normed=form.layer_norm), noise[t])
             action = action.reshape(P * E, *action.shape[2:])
-            step = self.pool.step(action)
+            played.append(theta.squash(action))
+            step = self.pool.step(played[-1])
             done = step.terminated | step.truncated
             rows.append((obs, action, step.reward, step.obs, step.terminated, done, step.valid))
             obs = step.obs
@@ -252,7 +263,7 @@ class HostCollector(_Base):
 
         raw = Rollout(*map(arrange, zip(*rows, strict=True)))  # type: ignore[arg-type]
         self.obs = obs
-        self._was_collected(raw)
+        self._was_collected(raw, arrange(tuple(played)))
         return raw
 
     def replay(self, position: Position) -> np.ndarray:

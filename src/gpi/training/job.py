@@ -15,9 +15,11 @@ from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
 from gpi.envs.tasks import Task
 from gpi.errors import UsageError
+from gpi.standalone import KINDS
 
 if TYPE_CHECKING:  # deciding what to run must start neither JAX nor an environment
     from gpi.envs.importing import Make
+    from gpi.envs.pool import Spec
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,13 @@ def resolve(config: Config, make: Make | None = None, callbacks: Sequence[Callba
     job = Job(config, task, plan_of(config), config.seed_range, make, [*evaluations, *callbacks])
     validate_keeping(job)
     return job
+
+
+def require_policy(config: Config, spec: Spec) -> None:
+    """Raise UsageError if the policy is for another kind of actions than an environment takes."""
+    if config.policy != "auto":
+        fits = KINDS[config.policy].discrete == spec.discrete
+        require(config, "policy", fits, f"must be one for {spec.kind} actions, which {spec.id} takes", "use auto")
 
 
 def validate_keeping(job: Job) -> None:

@@ -22,8 +22,9 @@ from gpi.core.agent import Agent, Hyper, Metrics, Static
 from gpi.core.audit import Audit
 from gpi.core.critic import CRITICS, Critic
 from gpi.core.iteration import State, learn, observe
+from gpi.core.network import shaped
 from gpi.core.plan import ALGORITHMS
-from gpi.core.policy import POLICIES, Theta
+from gpi.core.policy import Theta, policy_for
 from gpi.core.rules import RULES
 from gpi.core.sample import Rollout, init_buffer
 from gpi.core.solvers import init_adam
@@ -137,13 +138,15 @@ class Learner:
 
     def _first_state(self, spec: Spec, shape: Shape) -> tuple[State, Hyper]:
         """Return state and settings of all members; those that only fill devices repeat the last one."""
-        job, hidden = self.job, self.job.config.hidden
-        policy, critic = POLICIES[spec.kind], CRITICS[ALGORITHMS[job.config.algorithm].critic]
+        job, config = self.job, self.job.config
+        policy, critic = policy_for(config.policy, spec.kind), CRITICS[ALGORITHMS[config.algorithm].critic]
 
         def member(seed: int) -> tuple[Theta, Critic, Array]:
-            rng, key = origin(job.config, seed)
-            theta = policy.init(rng, spec.observation_size, spec.action_size, hidden)
-            return theta, critic.init(rng, spec.observation_size, hidden), key
+            rng, key = origin(config, seed)
+            theta = policy.init(rng, spec.observation_size, spec.action_size, config.hidden)
+            phi = critic.init(rng, spec.observation_size, config.value_hidden or config.hidden)
+            theta, phi = shaped((theta, phi), config.activation, layer_norm=config.layer_norm)
+            return theta, phi, key
 
         members = [member(seed) for seed in job.seeds]
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *members, *members[-1:] * self.population.padding)

@@ -16,7 +16,7 @@ KEPT_STATES = 30  # the same for the policies to go back to: five, with their mo
 FLOAT = 4
 PROGRAM = 600 * 2**20  # Python, JAX and its compiled programs; measured: 900 MiB
 DMC_ENVIRONMENT = 6 * 2**20  # MuJoCo's model and arena; measured: 7 to 9 MiB
-SIZES = ("seeds", "num_envs", "n", "B", "hidden")
+SIZES = ("seeds", "num_envs", "n", "B", "hidden", "value_hidden")
 
 
 def require_memory(job: Job, available: int | None = None) -> None:
@@ -43,12 +43,13 @@ def memory_needed(config: Config) -> int:
     """
     spec, plan = dmc.TASKS.get(config.short_task), plan_of(config)
     observations, actions = (spec.observation_size, spec.action_size) if spec else (1, 1)
-    layers = [observations, *config.hidden]
-    networks = 2 * sum(a * b for a, b in itertools.pairwise(layers)) + layers[-1] * (actions + 1)
+    sizes = [observations, *config.hidden, actions], [observations, *(config.value_hidden or config.hidden), 1]
+    networks = sum(a * b for layers in sizes for a, b in itertools.pairwise(layers))
     keeps = config.trust == "keep" and (spec or config.return_range)
     states = STATES + (KEPT_STATES if keeps else 0)
     rows = len(plan.nu) * plan.steps
     row = 2 * observations + actions + 4  # two observations, the action, reward, log-probability, flags
-    samples = rows * (3 * row + 2 * sum(config.hidden))  # raw, normalised, as one sample; the networks' layers
+    units = sum(sum(layers[1:-1]) for layers in sizes)
+    samples = rows * (3 * row + units)  # raw, normalised, as one sample; the networks' layers
     environments = config.num_envs * (DMC_ENVIRONMENT if spec else 0)
     return PROGRAM + config.seeds * (FLOAT * (networks * states + samples) + environments)

@@ -33,7 +33,7 @@ from gpi.rundir.tables import RunTables, describe, slowest
 from gpi.standalone import Facts
 from gpi.training.about import environment_facts, headline, short_names, write_config, write_done
 from gpi.training.devices import Device, learning_devices, machine_identity
-from gpi.training.job import Job
+from gpi.training.job import Job, require_policy
 from gpi.training.progress import Progress
 from gpi.training.signals import Interrupt, interruptible
 
@@ -121,6 +121,7 @@ class Session:
                 devices = learning_devices(self.job.config)
                 pool = make_environments(self.job, self.x64)
                 stack.callback(pool.close)
+                require_policy(self.job.config, pool.spec)
                 yield pool, devices, interrupt
             except EnvironmentFault as error:
                 raise save_traceback(error, self.directory) from error.__cause__

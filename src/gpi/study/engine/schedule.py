@@ -20,7 +20,7 @@ SAVING = 30.0  # seconds that jobs have for their last iteration and for saving 
 ENDING = 1.0  # seconds that the runner itself needs
 SHAPING = (
     "seeds", "num_envs", "epochs", "minibatches", "max_grad_norm", "kl_slack", "trust", "normaliser", "hidden",
-    "reset_each_batch",
+    "reset_each_batch", "policy", "value_hidden", "activation", "layer_norm",
 )  # fmt: skip
 """Settings that are compiled into a program; others are its arguments."""
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.audit import COUNTED, ESTIMATES, MEANING, bounds_of, equation_of
+from gpi.analysis.audit import COUNTED, ESTIMATES, MEANING, equation_of
+from gpi.core.plan import ALGORITHMS
 from gpi.study.report.blocks import Section, Table
 from gpi.study.results import Result
 from gpi.study.sections.words import Material
@@ -55,7 +56,7 @@ def bounds_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     rows: list[Row] = []
     for (arm, estimate), total in totals.items():
         algorithm = material.results.arms[arm].algorithm
-        for bound in bounds_of(algorithm):
+        for bound in ALGORITHMS[algorithm].bounds:
             kept = 100.0 * (1.0 - total.broken[bound] / max(total.updates, 1))
             worst = total.worst[bound] if np.isfinite(total.worst[bound]) else None
             measure = "KL" if bound == "kl" else f"TV by {ESTIMATES[estimate]}"
