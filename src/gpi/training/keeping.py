@@ -74,7 +74,7 @@ class Kept(NamedTuple):
 
 def snapshot_of(state: State) -> Snapshot:
     """Return every member's pi_k, to go back to."""
-    return Snapshot(state.agent, state.normaliser)
+    return Snapshot(state.learned.agent, state.learned.normaliser)
 
 
 def first_member() -> Member:

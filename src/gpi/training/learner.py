@@ -21,9 +21,10 @@ from gpi.core import faults, normaliser
 from gpi.core.agent import Agent, Hyper, Metrics, Static
 from gpi.core.audit import Audit
 from gpi.core.critic import CRITICS, Critic
-from gpi.core.iteration import State, learn, observe
+from gpi.core.iteration import Learned, State, learn, observe
 from gpi.core.plan import ALGORITHMS
 from gpi.core.policy import POLICIES, Theta
+from gpi.core.ring import init_replay
 from gpi.core.rules import RULES
 from gpi.core.sample import Rollout, init_buffer
 from gpi.core.solvers import init_adam
@@ -114,13 +115,12 @@ def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shap
     action = jnp.broadcast_to(one, (*rows, *one.shape))
     scalar, flag = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.bool_)
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
-    return State(
+    learned = Learned(
         Agent(init_adam(theta), init_adam(phi), jnp.asarray(job.config.lr, jnp.float32)),
         init_buffer(rollout, len(job.plan.nu), raw=NORMALISING[static_of(job.config).normaliser].raw),
         normaliser.init_normaliser(spec.observation_size),
-        key,
-        jnp.int32(faults.NONE),
     )
+    return State(learned, init_replay(rollout, job.config.replayed), key, jnp.int32(faults.NONE))
 
 
 class Learner:
@@ -156,7 +156,7 @@ class Learner:
         # A batch is what a slot of the buffer holds.
         raw = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype, sharding=self.sharded),
-            self.state.buffer.rollout,
+            self.state.learned.buffer.rollout,
         )
 
         def program(one: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Program:

@@ -352,8 +352,8 @@ def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, st
     import jax
 
     trainer, config = run.trainer, run.trainer.job.config
-    state = trainer.learner.state
-    theta, normaliser = jax.device_get(jax.tree.map(lambda x: x[p], (state.agent.policy.params, state.normaliser)))
+    acting = trainer.learner.acting
+    theta, normaliser = jax.device_get(jax.tree.map(lambda x: x[p], (acting.theta, acting.normaliser)))
     about = {
         "task": trainer.spec.id, "backend": config.backend, "algorithm": config.algorithm,
         "seed": str(trainer.job.seeds[p]), "steps": str(run.tables.steps[p]),

@@ -33,7 +33,8 @@ from gpi.training.job import Job
 from gpi.training.keeping import Keeper, Kept
 from gpi.training.learner import Learner, Reports
 
-RENAMED = {"state/agent/value/params/net/": "state/agent/value/params/",
+RENAMED = {"state/learned/": "state/",
+           "state/agent/value/params/net/": "state/agent/value/params/",
            "state/agent/value/first/net/": "state/agent/value/first/",
            "state/agent/value/second/net/": "state/agent/value/second/"}  # fmt: skip
 """Fields whose names in checkpoints differ from those in the code: array names are a file format."""
