@@ -203,10 +203,10 @@ class Learner:
         """Return a batch on the devices that learn."""
         return jax.device_put(self.population.padded(raw), self.sharded)
 
-    def snapshot(self) -> State:
+    def snapshot(self, fetch: Callable[[State], State] = jax.device_get) -> State:
         """Return the members' state on the host, without those that only fill devices; keys as plain integers."""
         state = self.state._replace(key=jax.random.key_data(self.state.key))
-        return self.population.real(jax.device_get(state))
+        return self.population.real(fetch(state))
 
     def restore(self, saved: State) -> None:
         """Continue from a snapshot."""
