@@ -119,7 +119,7 @@ def trained(config: Config) -> tuple[Job, list[list[Acting]], np.ndarray]:
     def keep() -> None:
         state = trainer.learner.snapshot()
         for p, mine in enumerate(policies):
-            parts = state.agent.policy.params, state.normaliser.in_force
+            parts = state.learned.agent.policy.params, state.learned.normaliser.in_force
             mine.append(Acting(*jax.tree.map(lambda x, p=p: jnp.asarray(x[p]), parts)))
 
     keep()

@@ -35,9 +35,9 @@ def updates(config: Config) -> np.ndarray:
     trainer.compile()
     trainer.warm_up()
     rows = []
-    before = trainer.learner.snapshot().normaliser
+    before = trainer.learner.snapshot().learned.normaliser
     for it in trainer.iterations(config.steps):
-        after = trainer.learner.snapshot().normaliser
+        after = trainer.learner.snapshot().learned.normaliser
         undone = it.kept.undone if it.kept else np.zeros(config.seeds, np.bool_)
         for p in np.flatnonzero(~undone).tolist():  # one that went back has other statistics than this update's
             out = max(farthest(x, it.raw, p) for x in (before, after))

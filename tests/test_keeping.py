@@ -386,10 +386,12 @@ def take_iterations(trainer: Trainer, number: int) -> list[Iteration]:
 def push_down(trainer: Trainer, p: int) -> None:
     """Break the policy of member p on the device: it never pushes the lever up again."""
     state = trainer.learner.state
-    params = state.agent.policy.params
+    old = state.learned.agent.policy
+    params = old.params
     last = params.net[-1]._replace(bias=params.net[-1].bias.at[p].set(-50.0))  # type: ignore[attr-defined]
-    policy = state.agent.policy._replace(params=params._replace(net=(*params.net[:-1], last)))  # type: ignore[attr-defined]
-    changed = state._replace(agent=state.agent._replace(policy=policy))
+    policy = old._replace(params=params._replace(net=(*params.net[:-1], last)))  # type: ignore[attr-defined]
+    agent = state.learned.agent._replace(policy=policy)
+    changed = state._replace(learned=state.learned._replace(agent=agent))
     trainer.learner.state = jax.device_put(changed, trainer.learner.sharded)
 
 

@@ -276,7 +276,7 @@ def test_the_best_policies_in_a_checkpoint_are_checked(judged: tuple[gpi.Run, Pa
     newest = max(judged[1].glob("ckpt-*"))
     best = checkpoint.load(newest, None).best
     assert best.keys() == {"best-0.safetensors", "best-1.safetensors"}
-    assert all(policy_file.parse(data.tobytes()).about["evaluation"] for data in best.values())
+    assert all(policy_file.parse(data).about["evaluation"] for data in best.values())
     cases: dict[str, bytes | None] = {
         "does not fit": files.encode({"../best-0.safetensors": np.zeros(3, np.uint8)}),
         "best-0.safetensors, found": files.encode({"best-0.safetensors": np.zeros(3, np.float32)}),
@@ -292,6 +292,19 @@ def test_the_best_policies_in_a_checkpoint_are_checked(judged: tuple[gpi.Run, Pa
             forge(path, lambda manifest, facts=facts: manifest["files"].update({"best.safetensors": facts}))
         with pytest.raises(FileError, match=line):
             checkpoint.load(path, None)
+
+
+def test_policies_of_a_checkpoint_are_read_without_its_arrays(judged: tuple[gpi.Run, Path], tmp_path: Path):
+    run = Path(shutil.copytree(judged[0].dir, tmp_path / "run"))
+    packed, ended = checkpoint.read_policies(max(run.glob("ckpt-*"))), find(run).policies
+    assert packed == {path.name: path.read_bytes() for path in run.glob("policy-*")}
+    for path in (run / "DONE", *run.glob("policy-*"), *run.glob("ckpt-*/arrays.safetensors")):
+        path.unlink() if path.parent == run else path.write_bytes(b"")
+    assert [same(one, ended[seed]) for seed, one in find(run).policies.items()] == [True, True]
+    for path in run.glob("ckpt-*/policies.safetensors"):
+        path.write_bytes(b"")
+    with pytest.raises(FileError, match=r"policies\.safetensors has another size"):
+        find(run)
 
 
 def test_the_best_seed_of_last_policies_is_that_of_the_latest_evaluation(judged: tuple[gpi.Run, Path], tmp_path: Path):

@@ -55,13 +55,13 @@ def test_probe_is_solved(algorithm: str, probe: str, x64: None):
     states = jnp.asarray([[0.0], [1.0]] if probe == "delayed" else seen, jnp.float32)
     for p in range(MEMBERS):
         member = jax.tree.map(lambda x, p=p: x[p], jax.device_get(trainer.learner.state))
-        read = normaliser.normalise_obs(normaliser.scaling_of(member.normaliser.obs), states)
-        scale = np.asarray(normaliser.std(member.normaliser.returns), np.float32)
+        read = normaliser.normalise_obs(normaliser.scaling_of(member.learned.normaliser.obs), states)
+        scale = np.asarray(normaliser.std(member.learned.normaliser.returns), np.float32)
         best = pool.optimal_action(states)
         if best is None:
-            ours = scale * np.asarray(member.agent.value.params.value(read))
+            ours = scale * np.asarray(member.learned.agent.value.params.value(read))
             np.testing.assert_allclose(ours, pool.optimal_value(states, GAMMA), atol=0.1)
         else:
-            pi = member.agent.policy.params.distribution(read)
+            pi = member.learned.agent.policy.params.distribution(read)
             np.testing.assert_allclose(pi.mean, best, atol=0.2)
             assert np.exp(pi.log_std[0]) < 0.8, "a policy that knows the best action need not explore as at first"

@@ -77,10 +77,10 @@ def test_the_host_collects_what_the_compiled_program_does(env: str, x64: None):
         pool = cast(CompiledPool, make_environments(job))
         trainer = Trainer(one, pool if one is job else pool.on_host(), jax.local_devices()[:2])
         learner = collecting(trainer).learner
-        policy = learner.state.agent.policy
+        policy = learner.state.learned.agent.policy
         moved = jax.tree.map(lambda x: x + 0.1, policy.params)  # biases start at zero, which would hide a fault
-        agent = learner.state.agent._replace(policy=policy._replace(params=moved))
-        learner.state = learner.state._replace(agent=agent)
+        agent = learner.state.learned.agent._replace(policy=policy._replace(params=moved))
+        learner.state = learner.state._replace(learned=learner.state.learned._replace(agent=agent))
         raws.append(jax.tree.map(np.asarray, trainer.collect()))
     one, two = raws
     assert one.valid.shape == (2, 128, 2) and (one.valid == two.valid).all() and (one.done == two.done).all()

@@ -19,7 +19,7 @@ from gpi.core.agent import Agent, Static
 from gpi.core.categorical import CategoricalTheta
 from gpi.core.critic import Critic
 from gpi.core.gaussian import GaussianTheta
-from gpi.core.iteration import State
+from gpi.core.iteration import Learned, State
 from gpi.core.normaliser import (
     CLIP,
     Normaliser,
@@ -181,7 +181,9 @@ def test_5000_updates_of_the_statistics_leave_the_policy_within_rounding():
 def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypatch: pytest.MonkeyPatch):
     agent, static = new_agent(0), Static("ppo", 1, 4, trust="keep", normaliser="still")
     raw, _ = draw_rollout(jax.random.key(0), agent.policy.params)
-    state = State(agent, init_buffer(raw, 2), init_normaliser(O), jax.random.key(0), jnp.int32(faults.NONE))
+    state = State(
+        Learned(agent, init_buffer(raw, 2), init_normaliser(O)), (), jax.random.key(0), jnp.int32(faults.NONE)
+    )
     update = iteration.update
 
     def spoiled(normaliser: Normaliser, raw: Any, *rest: Array) -> Normaliser:
@@ -197,7 +199,8 @@ def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypa
 
     good = learn(learn(state, raw), raw)
     assert good.fault == faults.NONE
-    np.testing.assert_array_equal(good.buffer.rollout.obs[0], raw.obs, "the buffer holds what came, not normalised")
+    kept = good.learned.buffer.rollout.obs[0]
+    np.testing.assert_array_equal(kept, raw.obs, "the buffer holds what came, not normalised")
     for stage, field, place, bad in (
         ("observation", "obs", (0, 0, 0), np.nan), ("observation", "next_obs", (3, 1, 2), -np.inf),
         ("reward", "reward", (2, 1), np.nan), ("reward", "reward", (2, 1), np.inf),
@@ -205,7 +208,7 @@ def test_a_fault_leaves_the_last_good_state_and_is_named_where_it_began(monkeypa
     ):  # fmt: skip
         after = learn(good, raw._replace(**{field: getattr(raw, field).at[place].set(bad)}))
         assert faults.STAGES[int(after.fault) - 1] == stage
-        for kept, was in zip(jax.tree.leaves(after[:3]), jax.tree.leaves(good[:3]), strict=True):
+        for kept, was in zip(jax.tree.leaves(after.learned), jax.tree.leaves(good.learned), strict=True):
             np.testing.assert_array_equal(kept, was)
 
 
@@ -218,17 +221,16 @@ def test_statistics_go_as_far_as_eq_11_of_the_policies_that_act_allows(trust: An
     theta = agent.policy.params._replace(net=net)  # type: ignore[attr-defined]  # a mean that depends on what is seen
     agent = agent._replace(policy=agent.policy._replace(params=theta))
     calm = with_all_in_force(statistics([0.0] * O, [0.01, 1.0, 1.0]), statistics(0.0, 1.0))
-    state = State(
-        agent, init_buffer(draw_rollout(jax.random.key(0), theta)[0], 3), calm, jax.random.key(0), jnp.int32(0)
-    )
+    learned = Learned(agent, init_buffer(draw_rollout(jax.random.key(0), theta)[0], 3), calm)
+    state = State(learned, (), jax.random.key(0), jnp.int32(0))
 
     @fast_jit
     def learn(state: State, key: jax.Array, batch: jax.Array) -> tuple[State, Any]:
         def see(params: Any, obs: jax.Array) -> jax.Array:
-            return params.distribution(normalise_obs(state.normaliser.in_force, obs))
+            return params.distribution(normalise_obs(state.learned.normaliser.in_force, obs))
 
-        raw, _ = rollout_of(key, state.agent.policy.params)
-        pi: Any = see(state.agent.policy.params, raw.obs.reshape(-1, O))
+        raw, _ = rollout_of(key, state.learned.agent.policy.params)
+        pi: Any = see(state.learned.agent.policy.params, raw.obs.reshape(-1, O))
         noise = jax.random.normal(jax.random.fold_in(key, 1), pi.mean.shape, jnp.float32)
         raw = raw._replace(action=(pi.mean + jnp.exp(pi.log_std)[None] * noise).reshape(raw.action.shape))
         new, _, report = iteration.learn(state, raw, hyper(nu), batch, static)
@@ -237,22 +239,22 @@ def test_statistics_go_as_far_as_eq_11_of_the_policies_that_act_allows(trust: An
     reports = []
     for number in range(12):
         before, (state, report) = state, learn(state, jax.random.key(number), jnp.int32(number))
-        assert state.fault == faults.NONE and state.buffer.policies == min(number + 1, 3)
+        assert state.fault == faults.NONE and state.learned.buffer.policies == min(number + 1, 3)
         reports.append(report)
-        seen, read = scaling_of(state.normaliser.obs), state.normaliser.in_force
+        seen, read = scaling_of(state.learned.normaliser.obs), state.learned.normaliser.in_force
         behind = np.abs(flat(seen) - flat(read)).max()
         assert (report.normaliser_lag > 0) == (behind > 0)
         if report.normaliser_lag > 0:  # on the way between what was in force and what was seen
-            way = (flat(read) - flat(before.normaliser.in_force)) / (flat(seen) - flat(before.normaliser.in_force))
+            start = flat(before.learned.normaliser.in_force)
+            way = (flat(read) - start) / (flat(seen) - start)
             assert np.allclose(way, way[0], atol=1e-3) and way[0] in (
                 0.0,
                 *(pytest.approx(0.5**i, abs=1e-3) for i in range(7)),
             )
-        seen_now = normalise_obs(read, state.buffer.rollout.obs.reshape(-1, O))
-        ratio = jnp.exp(
-            state.agent.policy.params.distribution(seen_now).log_prob(state.buffer.rollout.action.reshape(-1, A))
-            - state.buffer.logp_i.reshape(-1)
-        )
+        new, buffer = state.learned.agent, state.learned.buffer
+        seen_now = normalise_obs(read, buffer.rollout.obs.reshape(-1, O))
+        logp = new.policy.params.distribution(seen_now).log_prob(buffer.rollout.action.reshape(-1, A))
+        ratio = jnp.exp(logp - buffer.logp_i.reshape(-1))
         lost = np.asarray(jnp.maximum(1.0 - ratio, 0.0)).reshape(3, -1).mean(axis=1)
         weights = np.array(nu) * (np.arange(3) <= number)
         assert float(report.penalty_acted) == pytest.approx(weights @ lost / weights.sum(), abs=1e-5)

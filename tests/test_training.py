@@ -60,9 +60,9 @@ def test_no_float64_reaches_the_update(algorithm: str, x64: None):
     state = learner.init_state(theta, phi, key, job, spec, shape)
 
     def update(state: iteration.State, hyper: Hyper, key: jax.Array):
-        values = iteration.read_values(state.agent.value.params, state.buffer)
-        sample = iteration.estimate(state.agent.policy.params, values, state.buffer, hyper)
-        return rules.improve(state.agent, sample, key, hyper, learner.static_of(config))
+        values = iteration.read_values(state.learned.agent.value.params, state.learned.buffer)
+        sample = iteration.estimate(state.learned.agent.policy.params, values, state.learned.buffer, hyper)
+        return rules.improve(state.learned.agent, sample, key, hyper, learner.static_of(config))
 
     jaxpr = jax.make_jaxpr(update)(state, learner.hyper_of(job), jax.random.key(0))
     kinds = {str(getattr(v.aval, "dtype", "")) for eqn in equations(jaxpr.jaxpr) for v in eqn.outvars}

@@ -171,6 +171,11 @@ class Config:
         return ALGORITHMS[self.algorithm].reuses
 
     @property
+    def replayed(self) -> int:
+        """The transitions of a seed that its critic keeps beyond the M slots."""
+        return ALGORITHMS[self.algorithm].replay
+
+    @property
     def short_task(self) -> str:
         """The task without the prefix of DeepMind Control."""
         return dmc.short_name(self.task)

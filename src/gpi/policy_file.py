@@ -22,10 +22,15 @@ SIZE_LIMIT = 1 << 30
 
 
 def save(path: Path, theta: Theta, normaliser: Normaliser, spec: Spec, about: dict[str, str]) -> None:
-    """Write a policy: safetensors, which cannot carry code, with facts about its training in the header."""
+    """Write a policy's file."""
+    files.write(path, content(theta, normaliser, spec, about))
+
+
+def content(theta: Theta, normaliser: Normaliser, spec: Spec, about: dict[str, str]) -> bytes:
+    """Return a policy's file: safetensors, which cannot carry code, with facts about its training in the header."""
     written = standalone.form_written(form_of(theta))
     text = json.dumps({**written, **about, "observation_names": spec.observation_names})
-    files.write(path, encode(arrays_of(theta, normaliser, spec), text))
+    return encode(arrays_of(theta, normaliser, spec), text)
 
 
 def policy_of(theta: Theta, normaliser: Normaliser, spec: Spec, about: dict[str, str]) -> Policy:

@@ -9,28 +9,35 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from gpi.core import faults, objectives
+from gpi.core import faults, objectives, ring
 from gpi.core.advantage import vtrace
 from gpi.core.agent import Agent, Hyper, Metrics, Static
 from gpi.core.audit import Audit, acted_penalty, audit, normaliser_tv
 from gpi.core.critic import Critic
 from gpi.core.normaliser import Normaliser, lag, normalise, scaling_of, update
 from gpi.core.policy import Theta, log_pi
+from gpi.core.ring import Replay
 from gpi.core.rules import improve
 from gpi.core.sample import Buffer, Rollout, Sample, push, weights
-from gpi.core.solvers import Tree
 from gpi.core.still import NORMALISING
 
 Values = tuple[Float[Array, "M T E"], Float[Array, "M T E"]]  # V(s) and V(s')
 COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
 
 
-class State(NamedTuple):
-    """Everything an agent carries from one iteration to the next."""
+class Learned(NamedTuple):
+    """What an update replaces as a whole: guarded against NaN, and restored when an agent goes back."""
 
     agent: Agent
     buffer: Buffer
     normaliser: Normaliser
+
+
+class State(NamedTuple):
+    """Everything an agent carries from one iteration to the next."""
+
+    learned: Learned
+    replay: Replay  # written in place; going back keeps it
     key: PRNGKeyArray  # the member's own; an iteration's randomness is folded in from its number
     fault: Int[Array, ""]  # 0 or 1 + the stage of `faults.STAGES` at which the agent was frozen
 
@@ -55,21 +62,18 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
 
     `raw` is line 3, the n samples that pi_k has just collected; `batch` is their number, warm-up included.
     """
-    theta_k, phi = state.agent.policy.params, state.agent.value.params
-    normalising = NORMALISING[static.normaliser]
-    rollout = normalise(state.normaliser, raw)
-    buffer = push(state.buffer, raw, rollout, log_probs(theta_k, rollout))  # pi_{k-i}: slot i
-    seen = normalising.read(state.normaliser, buffer)
+    (agent, buffer, normaliser), replay, key, fault = state
+    theta_k, phi, normalising = agent.policy.params, agent.value.params, NORMALISING[static.normaliser]
+    rollout = normalise(normaliser, raw)
+    buffer = push(buffer, raw, rollout, log_probs(theta_k, rollout))  # pi_{k-i}: slot i
+    seen = normalising.read(normaliser, buffer)
     values = read_values(phi, seen)
     sample = estimate(theta_k, values, seen, hyper)  # A^{pi_k} by V-trace, weights from nu
-    key = key_for(state.key, batch, LEARNING)
-    agent, metrics, finite = improve(state.agent, sample, key, hyper, static)  # by PPO, TRPO or VMPO
-    updated = update(state.normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
-    acting, normaliser = normalising.follow(agent, state.normaliser, updated, buffer, sample, hyper, static)
-    return (
-        State(acting, buffer, normaliser, state.key, state.fault),
-        Trace(values, sample, agent, metrics, finite),
-    )
+    agent, metrics, finite = improve(agent, sample, key_for(key, batch, LEARNING), hyper, static)  # PPO, TRPO or VMPO
+    updated = update(normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
+    acting, new = normalising.follow(agent, normaliser, updated, buffer, sample, hyper, static)
+    learned, trace = Learned(acting, buffer, new), Trace(values, sample, agent, metrics, finite)
+    return State(learned, ring.put(replay, raw, fault), key, fault), trace
 
 
 def read_values(phi: Critic, buffer: Buffer) -> Values:
@@ -117,13 +121,13 @@ def audited(iterate: Iterate) -> Audited:
 
     def step(state: State, raw: Rollout, hyper: Hyper, batch: Array, static: Static) -> tuple[State, Trace, Audit]:
         new, trace = iterate(state, raw, hyper, batch, static)
-        theta_k, theta = state.agent.policy.params, trace.agent.policy.params
-        before, after = (theta, state.normaliser), (new.agent.policy.params, new.normaliser)
-        moved = normaliser_tv(before, after, raw)
-        scale = scaling_of(state.normaliser.returns).scale
-        report = audit(theta_k, theta, trace.sample, new.buffer.rollout.done, trace.metrics, hyper, scale)
-        acted = acted_penalty(*after, new.buffer, trace.sample)
-        return new, trace, report._replace(penalty_acted=acted, normaliser_tv=moved, normaliser_lag=lag(new.normaliser))
+        (agent, _, normaliser), (acting, buffer, follower) = state.learned, new.learned
+        theta_k, theta = agent.policy.params, trace.agent.policy.params
+        before, after = (theta, normaliser), (acting.policy.params, follower)
+        moved, scale = normaliser_tv(before, after, raw), scaling_of(normaliser.returns).scale
+        report = audit(theta_k, theta, trace.sample, buffer.rollout.done, trace.metrics, hyper, scale)
+        acted = acted_penalty(*after, buffer, trace.sample)
+        return new, trace, report._replace(penalty_acted=acted, normaliser_tv=moved, normaliser_lag=lag(follower))
 
     return step
 
@@ -140,7 +144,8 @@ def guarded(iterate: Audited) -> Learn:
             "ratio": faults.finite(sample.rho),
             "advantage": faults.finite((sample.adv, sample.target)),
             "gradient": faults.finite(agent) & gradient_finite,
-            "normaliser": faults.finite((new.normaliser, new.agent)),  # networks carried over are part of its update
+            # Networks carried over are part of the normaliser's update.
+            "normaliser": faults.finite((new.learned.normaliser, new.learned.agent)),
         })  # fmt: skip
         return keep_good(state, new, fault), metrics, report
 
@@ -151,11 +156,8 @@ def keep_good(old: State, new: State, fault: Int[Array, ""]) -> State:
     """Return the new state; after the first fault, the last good state from then on."""
     fault = jnp.where(old.fault == faults.NONE, fault, old.fault)
 
-    def keep(new: Tree, old: Tree) -> Tree:
-        return jax.tree.map(lambda new, old: jnp.where(fault == faults.NONE, new, old), new, old)
-
-    agent, buffer = keep(new.agent, old.agent), keep(new.buffer, old.buffer)
-    return State(agent, buffer, keep(new.normaliser, old.normaliser), old.key, fault)
+    learned = jax.tree.map(lambda new, old: jnp.where(fault == faults.NONE, new, old), new.learned, old.learned)
+    return State(learned, ring.counted(old.replay, new.replay, fault), old.key, fault)
 
 
 def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
@@ -163,7 +165,9 @@ def observe(state: State, raw: Rollout, hyper: Hyper) -> State:
 
     Nothing is carried over here: the initial networks are made for inputs of unit scale, regardless of the statistics.
     """
-    new = state._replace(normaliser=update(state.normaliser, raw, hyper.gamma, jnp.bool_(False)))
+    normaliser = update(state.learned.normaliser, raw, hyper.gamma, jnp.bool_(False))
+    replay = ring.put(state.replay, raw, state.fault)
+    new = state._replace(learned=state.learned._replace(normaliser=normaliser), replay=replay)
     sound = {"observation": faults.finite((raw.obs, raw.next_obs)), "reward": faults.finite(raw.reward)}
     return keep_good(state, new, faults.first_fault(sound))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from gpi.core.agent import Agent
-from gpi.core.iteration import State
+from gpi.core.iteration import Learned, State
 from gpi.core.normaliser import Normaliser
 from gpi.core.solvers import Tree
 
@@ -55,12 +55,14 @@ def remember(memory: Memory, now: Snapshot, take: Bool[Array, " L"], source: Int
 def go_back(state: State, memory: Memory, undo: Bool[Array, ""]) -> State:
     """Return the agent at its kept policy if `undo`; random numbers continue, so that it learns differently.
 
-    The samples of the policies that are lost are dropped, as they are outside eq (11) for the one restored.
+    The samples of the policies that are lost are dropped, as they are outside eq (11) for the one restored; the replay
+    stays, as what a critic learns from it is of any policy.
     """
 
     def back(kept: Tree, now: Tree) -> Tree:
         return jax.tree.map(lambda kept, now: jnp.where(undo, kept, now), kept, now)
 
-    buffer = state.buffer._replace(policies=jnp.where(undo, 0, state.buffer.policies).astype(jnp.int32))
-    agent, normaliser = back(memory.kept, Snapshot(state.agent, state.normaliser))
-    return state._replace(agent=agent, normaliser=normaliser, buffer=buffer)
+    agent, buffer, normaliser = state.learned
+    buffer = buffer._replace(policies=jnp.where(undo, 0, buffer.policies).astype(jnp.int32))
+    agent, normaliser = back(memory.kept, Snapshot(agent, normaliser))
+    return state._replace(learned=Learned(agent, buffer, normaliser))

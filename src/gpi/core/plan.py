@@ -58,6 +58,7 @@ class Algorithm(NamedTuple):
     rule: str  # of `rules.RULES`
     plan: str  # of `PLANS`
     critic: str = "mlp"  # of `critic.CRITICS`
+    replay: int = 0  # transitions that its critic keeps beyond the M slots
 
     @property
     def reuses(self) -> bool:

@@ -1,9 +1,10 @@
 """Checkpoints: a run's state in one directory, which exists as a whole or not at all.
 
-`ckpt-000000512/` holds the state after iteration 512: `arrays.safetensors`, `state.json`, where policies were evaluated
-`best.safetensors` with the files of the best so far, and `manifest.json` with the sizes and hashes of these, and its
-own hash. Hashes stop accidents; attackers are stopped because nothing in these
-files is trusted before it has been checked. Only the process that holds the lock of a run directory writes to it.
+`ckpt-000000512/` holds the state after iteration 512: `arrays.safetensors`, `state.json`, `policies.safetensors` with
+the files of the policies, where policies were evaluated `best.safetensors` with those of the best so far, and
+`manifest.json` with the sizes and hashes of these, and its own hash. Hashes stop accidents; attackers are stopped
+because nothing in these files is trusted before it has been checked. Only the process that holds the lock of a run
+directory writes to it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from gpi.standalone import Facts, sha256
 
 SCHEMA, FIRST = "gpi-checkpoint-2", "gpi-checkpoint-1"  # the first lacks what the policies read with
 KEEP = 3
-ARRAYS, BEST, STATE, MANIFEST = "arrays.safetensors", "best.safetensors", "state.json", "manifest.json"
+ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
+BEST, POLICIES = "best.safetensors", "policies.safetensors"  # each packs files of policies; either may be missing
 UNKNOWN = range(1 << 32)  # sizes of a file whose arrays the reader does not know in advance
 NAME = re.compile(r"ckpt-([0-9]{9})")
-BEST_FILE = re.compile(r"best-[0-9]{1,9}\.safetensors")
+PACKED = re.compile(r"(?:best|policy)-[0-9]{1,9}\.safetensors")
 ASIDE = re.compile(r"\.(ckpt-[0-9]{9})\.old")  # the predecessor of a checkpoint that is being replaced
 
 
@@ -42,18 +44,21 @@ class Checkpoint(NamedTuple):
     arrays: dict[str, np.ndarray]
     state: Facts
     identity: Facts
-    best: dict[str, np.ndarray]
-    """The bytes of the best policies so far, by the names of their files."""
+    best: dict[str, bytes]
+    """The files of the best policies so far, by name."""
 
 
 def save(
     run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts,
-    best: Mapping[str, np.ndarray] | None = None,
+    packs: Mapping[str, Mapping[str, bytes]] | None = None,
 ) -> Path:  # fmt: skip
-    """Write a checkpoint and wait until the disk has it; only then remove all but the newest three."""
+    """Write a checkpoint and wait until the disk has it; only then remove all but the newest three.
+
+    `packs` are files of policies by name, to be packed as `BEST` and `POLICIES`.
+    """
     if not 0 <= iteration < 10**9:
         raise UsageError(f"iteration {iteration} cannot be saved; checkpoints count from 0 to 999999999")
-    name, contents = f"ckpt-{iteration:09d}", _pack(iteration, arrays, state, identity, best or {})
+    name, contents = f"ckpt-{iteration:09d}", _pack(iteration, arrays, state, identity, packs or {})
     try:
         with files.directory(run) as parent:
             try:
@@ -74,12 +79,14 @@ def save(
 
 
 def _pack(
-    iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts, best: Mapping[str, np.ndarray]
-) -> dict[str, bytes]:
+    iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts,
+    packs: Mapping[str, Mapping[str, bytes]],
+) -> dict[str, bytes]:  # fmt: skip
     """Return the contents of the files, checked to be readable before any of them exists."""
     contents = {ARRAYS: files.encode(arrays), STATE: files.dump_json(state)}
-    if best:
-        contents[BEST] = files.encode(best)
+    for pack, packed in packs.items():
+        if packed:
+            contents[pack] = files.encode({name: np.frombuffer(data, np.uint8) for name, data in packed.items()})
     facts = {name: {"size": len(data), "sha256": sha256(data)} for name, data in contents.items()}
     contents[MANIFEST] = files.seal(
         {"schema": SCHEMA, "iteration": iteration, "files": facts, "identity": identity}, files.dump_json
@@ -167,17 +174,23 @@ def load(path: Path, expected: Specs | None, finite: Collection[str] | bool = ()
         manifest = _manifest(fd, iteration)
         data = _content(fd, manifest, ARRAYS, UNKNOWN if expected is None else files.sizes(expected))
         state = files.parse_json(_content(fd, manifest, STATE, range(files.JSON_LIMIT + 1)), STATE)
-        best = _best(_content(fd, manifest, BEST, UNKNOWN)) if BEST in manifest["files"] else {}
+        best = _packed(fd, manifest, BEST)
         return Checkpoint(iteration, files.decode(data, expected, finite)[0], state, manifest["identity"], best)
 
 
-def _best(data: bytes) -> dict[str, np.ndarray]:
-    """Return the bytes of the best policies by the names of their files; what they hold is checked when it is used."""
-    best = files.decode(data)[0]
-    for name, x in best.items():
-        if not BEST_FILE.fullmatch(name) or x.dtype != np.uint8 or x.ndim != 1:
-            raise FileError(f"{BEST} does not fit (expected bytes of best-0.safetensors, found {shown(name)})")
-    return best
+def _packed(fd: int, manifest: Facts, pack: str) -> dict[str, bytes]:
+    """Return the files of policies in a pack, by name; what they hold is checked when it is used."""
+    found = files.decode(_content(fd, manifest, pack, UNKNOWN))[0] if pack in manifest["files"] else {}
+    for name, x in found.items():
+        if not PACKED.fullmatch(name) or x.dtype != np.uint8 or x.ndim != 1:
+            raise FileError(f"{pack} does not fit (expected bytes of best-0.safetensors, found {shown(name)})")
+    return {name: x.tobytes() for name, x in found.items()}
+
+
+def read_policies(path: Path) -> dict[str, bytes]:
+    """Return the files of a checkpoint's policies by name, without reading its arrays; earlier versions pack none."""
+    with _opened(path) as (fd, iteration):
+        return _packed(fd, _manifest(fd, iteration), POLICIES)
 
 
 def read_identity(path: Path) -> Facts:
@@ -261,9 +274,9 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
 
 def _manifest(fd: int, iteration: int) -> Facts:
     """Return the manifest of a checkpoint, checked; raise FileError unless the directory holds exactly its files."""
-    with os.scandir(fd) as entries:  # a fifth is reason enough to refuse, however many follow
-        found = sorted(entry.name for entry in islice(entries, 5))
-    if [name for name in found if name != BEST] != [ARRAYS, MANIFEST, STATE]:
+    with os.scandir(fd) as entries:  # a sixth is reason enough to refuse, however many follow
+        found = sorted(entry.name for entry in islice(entries, 6))
+    if [name for name in found if name not in (BEST, POLICIES)] != [ARRAYS, MANIFEST, STATE]:
         raise FileError(f"other files (expected {ARRAYS}, {MANIFEST}, {STATE}, found {shown(found)})")
     data = files.read(fd, MANIFEST, files.JSON_LIMIT)
     manifest = files.parse_json(data, MANIFEST)

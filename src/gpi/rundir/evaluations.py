@@ -69,18 +69,18 @@ def best_mean(run: Path, seed: int) -> float:
     return -np.inf
 
 
-def kept_best(run: Path) -> dict[str, np.ndarray]:
-    """Return the bytes of the best policies so far, for a checkpoint; one that does not load is left out."""
+def kept_best(run: Path) -> dict[str, bytes]:
+    """Return the files of the best policies so far, for a checkpoint; one that does not load is left out."""
     kept = {}
     for path in list_policy_files(run, "best").values():
         with suppress(FileError):
             data = files.read(run, path.name, policy_file.SIZE_LIMIT)
             policy_file.parse(data)
-            kept[path.name] = np.frombuffer(data, np.uint8)
+            kept[path.name] = data
     return kept
 
 
-def rewind(run: Path, iteration: int, best: Mapping[str, np.ndarray]) -> None:
+def rewind(run: Path, iteration: int, best: Mapping[str, bytes]) -> None:
     """Bring table and best policies back to a checkpoint: later evaluations are repeated."""
     rows = read_evaluations(run)
     kept = [row for row in rows if row.iteration <= iteration]
@@ -90,5 +90,5 @@ def rewind(run: Path, iteration: int, best: Mapping[str, np.ndarray]) -> None:
         if path.name not in best:
             path.unlink()
     for name, data in best.items():
-        if not (run / name).exists() or (run / name).read_bytes() != data.tobytes():
-            files.write(run / name, data.tobytes())
+        if not (run / name).exists() or (run / name).read_bytes() != data:
+            files.write(run / name, data)

@@ -1,6 +1,7 @@
 """The policies of a run at any time: the final ones, else those of the newest checkpoint, or the best evaluated.
 
-A checkpoint is read without the run's lock, and without starting JAX.
+Of a checkpoint only the files of its policies are read, its arrays where an earlier version wrote it; without the run's
+lock, and without starting JAX.
 """
 
 from __future__ import annotations
@@ -143,12 +144,23 @@ def newest_policies(run: Path) -> tuple[dict[int, Policy], list[str]]:
         skipped, paths = [], checkpoint.saved(run)
         for path in paths:
             try:
-                return policies_in(checkpoint.load(path, None)), skipped
+                return policies_of(path), skipped
             except FileError as error:
                 skipped.append(str(error))
         if checkpoint.saved(run) == paths:
             break  # none was deleted meanwhile: they are damaged
     return {}, skipped
+
+
+def policies_of(path: Path) -> dict[int, Policy]:
+    """Return the policies of all members of a checkpoint, by seed; its arrays are read only if it packs no policies."""
+    packed = checkpoint.read_policies(path)
+    if not packed:
+        return policies_in(checkpoint.load(path, None))
+    try:
+        return {int(one.about["seed"]): one for one in map(policy_file.parse, packed.values())}
+    except FileError as error:
+        raise FileError(f"checkpoint {path.name}: no policies can be read from it ({error})") from error
 
 
 def policies_in(found: Checkpoint) -> dict[int, Policy]:

@@ -55,7 +55,7 @@ class Acting(NamedTuple):
 
 def acting_part(state: State) -> Acting:
     """Return the part of the members' states that acting needs."""
-    return Acting(state.agent.policy.params, state.normaliser, state.key)
+    return Acting(state.learned.agent.policy.params, state.learned.normaliser, state.key)
 
 
 class Collector(Protocol):

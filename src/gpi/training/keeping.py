@@ -74,7 +74,7 @@ class Kept(NamedTuple):
 
 def snapshot_of(state: State) -> Snapshot:
     """Return every member's pi_k, to go back to."""
-    return Snapshot(state.agent, state.normaliser)
+    return Snapshot(state.learned.agent, state.learned.normaliser)
 
 
 def first_member() -> Member:
@@ -285,9 +285,9 @@ class Keeper:
         """Return what DONE and state.json say: how often each seed went back, and whose certificates are withdrawn."""
         return {"undone": self.undone} | ({"withdrawn": self.withdrawn} if self.withdrawn else {})
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, fetch: Callable[[Memory], Memory] = jax.device_get) -> dict[str, Any]:
         """Return everything else that the next certificates depend on, with a leading axis P."""
-        memory = self.learner.population.real(jax.device_get(self.memory))
+        memory = self.learner.population.real(fetch(self.memory))
         episodes = {"total": self.running.total, "length": self.running.length, "skip": self.skip}
         return {"memory": memory, "members": jax.tree.map(lambda *x: np.stack(x), *self.members), "episodes": episodes}
 

@@ -21,10 +21,11 @@ from gpi.core import faults, normaliser
 from gpi.core.agent import Agent, Hyper, Metrics, Static
 from gpi.core.audit import Audit
 from gpi.core.critic import CRITICS, Critic
-from gpi.core.iteration import State, learn, observe
+from gpi.core.iteration import Learned, State, learn, observe
 from gpi.core.network import shaped
 from gpi.core.plan import ALGORITHMS
 from gpi.core.policy import Theta, policy_for
+from gpi.core.ring import init_replay
 from gpi.core.rules import RULES
 from gpi.core.sample import Rollout, init_buffer
 from gpi.core.solvers import init_adam
@@ -115,13 +116,12 @@ def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shap
     action = jnp.broadcast_to(one, (*rows, *one.shape))
     scalar, flag = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.bool_)
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
-    return State(
+    learned = Learned(
         Agent(init_adam(theta), init_adam(phi), jnp.asarray(job.config.lr, jnp.float32)),
         init_buffer(rollout, len(job.plan.nu), raw=NORMALISING[static_of(job.config).normaliser].raw),
         normaliser.init_normaliser(spec.observation_size),
-        key,
-        jnp.int32(faults.NONE),
     )
+    return State(learned, init_replay(rollout, job.config.replayed), key, jnp.int32(faults.NONE))
 
 
 class Learner:
@@ -159,7 +159,7 @@ class Learner:
         # A batch is what a slot of the buffer holds.
         raw = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype, sharding=self.sharded),
-            self.state.buffer.rollout,
+            self.state.learned.buffer.rollout,
         )
 
         def program(one: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Program:
@@ -206,10 +206,10 @@ class Learner:
         """Return a batch on the devices that learn."""
         return jax.device_put(self.population.padded(raw), self.sharded)
 
-    def snapshot(self) -> State:
+    def snapshot(self, fetch: Callable[[State], State] = jax.device_get) -> State:
         """Return the members' state on the host, without those that only fill devices; keys as plain integers."""
         state = self.state._replace(key=jax.random.key_data(self.state.key))
-        return self.population.real(jax.device_get(state))
+        return self.population.real(fetch(state))
 
     def restore(self, saved: State) -> None:
         """Continue from a snapshot."""

@@ -23,7 +23,7 @@ from gpi.envs.faults import traceback_of
 from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError, UsageError
 from gpi.evaluation import Evaluation, play, undisturbed
 from gpi.machine import cores
-from gpi.policy_file import policy_of, save
+from gpi.policy_file import content, policy_of, save
 from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.rundir.evaluations import kept_best, read_evaluations, rewind
@@ -265,8 +265,10 @@ class Session:
         """Save a checkpoint of everything, now."""
         trainer = run.trainer
         state = run.tables.state() | {"observation_names": short_names(trainer.spec)} | trainer.facts()
-        best = kept_best(self.directory)
-        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, best)
+        seeds = enumerate(self.job.seeds)
+        policies = {f"policy-{seed}.safetensors": content(*learned(run, p)) for p, seed in seeds}
+        packs = {checkpoint.POLICIES: policies, checkpoint.BEST: kept_best(self.directory)}
+        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, packs)
         self.saved = trainer.done
 
     def _try_save(self, run: Running) -> None:
@@ -352,8 +354,8 @@ def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, st
     import jax
 
     trainer, config = run.trainer, run.trainer.job.config
-    state = trainer.learner.state
-    theta, normaliser = jax.device_get(jax.tree.map(lambda x: x[p], (state.agent.policy.params, state.normaliser)))
+    acting = trainer.learner.acting
+    theta, normaliser = jax.device_get(jax.tree.map(lambda x: x[p], (acting.theta, acting.normaliser)))
     about = {
         "task": trainer.spec.id, "backend": config.backend, "algorithm": config.algorithm,
         "seed": str(trainer.job.seeds[p]), "steps": str(run.tables.steps[p]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ import numpy as np
 
 from gpi.core.agent import Metrics
 from gpi.core.audit import Audit
-from gpi.core.iteration import State
 from gpi.core.sample import Rollout
 from gpi.envs.pool import CompiledPool, HostPool
 from gpi.envs.replay import Position, actions_limit
@@ -33,7 +32,8 @@ from gpi.training.job import Job
 from gpi.training.keeping import Keeper, Kept
 from gpi.training.learner import Learner, Reports
 
-RENAMED = {"state/agent/value/params/net/": "state/agent/value/params/",
+RENAMED = {"state/learned/": "state/",
+           "state/agent/value/params/net/": "state/agent/value/params/",
            "state/agent/value/first/net/": "state/agent/value/first/",
            "state/agent/value/second/net/": "state/agent/value/second/"}  # fmt: skip
 """Fields whose names in checkpoints differ from those in the code: array names are a file format."""
@@ -147,23 +147,33 @@ class Trainer:
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return everything the next iteration depends on, as arrays by name."""
-        return {name: np.asarray(x) for name, x in named(self._everything(self.learner.snapshot())).items()}
+        return {name: np.asarray(x) for name, x in named(self._everything(jax.device_get)).items()}
 
     def layout(self) -> dict[str, ArraySpec]:
         """Return the shape and dtype of every array of a snapshot; they do not depend on the devices."""
         layout = {
             name: ArraySpec(x.shape, np.dtype(x.dtype), optional=LATER.fullmatch(name) is not None)
-            for name, x in self.snapshot().items()
+            for name, x in named(self._shapes()).items()
         }
         name, actions = "place/actions", layout["place/actions"].shape
         longest = (actions_limit(actions), *actions[1:])
         return layout | {name: ArraySpec(longest, layout[name].dtype, at_most=True)}
 
-    def _everything(self, state: State) -> dict[str, Any]:
+    def _shapes(self) -> Any:
+        """Return shape and dtype of everything, without fetching it from the devices."""
+        return jax.eval_shape(lambda: self._everything(lambda tree: tree))
+
+    def _everything(self, fetch: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return everything the next iteration depends on, with the parts on the devices as `fetch` returns them."""
         counters = {"batches": np.int64(self.batches), "done": np.int64(self.done), "taken": self.taken}
         feed = Feed(self.collector.obs, self.collector.ended)
-        kept = {"kept": self.keeper.snapshot()} if self.keeper else {}
-        return {"state": state, "feed": feed, "place": self.collector.position, "counters": counters} | kept
+        kept = {"kept": self.keeper.snapshot(fetch)} if self.keeper else {}
+        return {
+            "state": self.learner.snapshot(fetch),
+            "feed": feed,
+            "place": self.collector.position,
+            "counters": counters,
+        } | kept
 
     def facts(self) -> Facts:
         """Return what state.json and DONE say of certificates; the arrays of a snapshot have the rest."""
@@ -172,7 +182,7 @@ class Trainer:
 
     def restore(self, arrays: dict[str, np.ndarray], facts: Facts | None = None) -> np.ndarray:
         """Continue from a snapshot; return which of the replayed environments `[P, E]` repeat what they had shown."""
-        now = self._everything(self.learner.snapshot())
+        now = self._shapes()
         arrays = arrays | first_arrays(arrays, named(now))
         saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
         self.learner.restore(saved["state"])
@@ -200,7 +210,7 @@ def first_arrays(arrays: Mapping[str, np.ndarray], now: Mapping[str, Any]) -> di
     for name in now:
         if name not in arrays and (later := LATER.fullmatch(name)):
             normaliser = later["normaliser"]
-            found |= in_force(arrays, normaliser) if normaliser else {name: np.zeros_like(now[name])}
+            found |= in_force(arrays, normaliser) if normaliser else {name: np.zeros(now[name].shape, now[name].dtype)}
     return found
 
 
