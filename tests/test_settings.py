@@ -18,7 +18,7 @@ import envs_own
 import gpi
 from gpi.api import Settings
 from gpi.cli import main
-from gpi.config import MOST, PRESETS, SYNONYMS, Config, nearest, validate, validate_new, without_effect
+from gpi.config import PRESETS, SYNONYMS, Config, nearest, validate, validate_new, without_effect
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
@@ -133,6 +133,10 @@ NUMBERS = [
     field.name for field in dataclasses.fields(Config)
     if field.name not in ("task", "algorithm") and type(field.default) in (int, float, tuple)
 ]  # fmt: skip
+MOST = {
+    field.name: float(rule.words.split()[-1].replace(",", ""))
+    for field in dataclasses.fields(Config) for rule in field.metadata["rules"] if rule.remedy == "use less"
+}  # fmt: skip
 BOUNDED = ("seeds", "seed", "steps", "kappa", "B", "gamma", "gae_lambda", "step_timeout")  # in all runs
 BEYOND = {"hidden": (64,) * 33, "value_hidden": (64,) * 33, "return_range": (0.0, 1e31), "eps": 2.1} | {
     name: 2 * MOST[name] for name in MOST

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
 
-from gpi.config import plan_of
+from gpi.config import Config, plan_of
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.study.definition import Job
 from gpi.study.directory import Layout
 
-SHAPING = (
-    "seeds", "num_envs", "epochs", "minibatches", "max_grad_norm", "kl_slack", "trust", "normaliser", "hidden",
-    "reset_each_batch", "policy", "value_hidden", "activation", "layer_norm",
-)  # fmt: skip
+SHAPING = [field.name for field in dataclasses.fields(Config) if field.metadata["compiled"]]
 """Settings that are compiled into a program; others are its arguments."""
 
 
