@@ -84,8 +84,8 @@ def test_a_squashed_policy_from_outside(backend: str, tmp_path: Path, monkeypatc
     assert policy.action_size == 1 and policy.layers[-1][1].size == 2
     saved = policies_in(checkpoint.load(checkpoint.saved(run.dir)[0], None))[0]
     assert saved.form == policy.form and saved.arrays().keys() == policy.arrays().keys()
-    export(run, tmp_path / "a.onnx", "onnx")  # compared with the original on 10,000 observations
-    export(run, tmp_path / "numpy")
+    export(run.dir, tmp_path / "a.onnx", "onnx")  # compared with the original on 10,000 observations
+    export(run.dir, tmp_path / "numpy")
     words = [sys.executable, "-I", "-c", ALONE, str(tmp_path / "numpy")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     obs = np.linspace(-3, 3, 30, dtype=np.float32).reshape(10, 3)

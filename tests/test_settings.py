@@ -18,7 +18,7 @@ import envs_own
 import gpi
 from gpi.api import Settings
 from gpi.cli import main
-from gpi.config import MOST, PRESETS, SYNONYMS, Config, nearest, validate, validate_new, without_effect
+from gpi.config import PRESETS, SYNONYMS, Config, nearest, validate, validate_new, without_effect
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import tasks
 from gpi.errors import UsageError
@@ -133,6 +133,10 @@ NUMBERS = [
     field.name for field in dataclasses.fields(Config)
     if field.name not in ("task", "algorithm") and type(field.default) in (int, float, tuple)
 ]  # fmt: skip
+MOST = {
+    field.name: float(rule.words.split()[-1].replace(",", ""))
+    for field in dataclasses.fields(Config) for rule in field.metadata["rules"] if rule.remedy == "use less"
+}  # fmt: skip
 BOUNDED = ("seeds", "seed", "steps", "kappa", "B", "gamma", "gae_lambda", "step_timeout")  # in all runs
 BEYOND = {"hidden": (64,) * 33, "value_hidden": (64,) * 33, "return_range": (0.0, 1e31), "eps": 2.1} | {
     name: 2 * MOST[name] for name in MOST
@@ -245,3 +249,40 @@ def test_settings_without_effect_have_none(
     other = gpi.train(algorithm, envs_own.Walk, out=tmp_path / "other", steps=300, **changed)
     assert capsys.readouterr().out.count(f"note: {name} = {value} has no effect with ") == 1
     assert results(plain) == results(other)
+
+
+def changed(config: Config, name: str) -> Config:
+    """Return the settings with another value of one of them."""
+    field, old = Config.__dataclass_fields__[name], getattr(config, name)
+    kinds: dict[type, Any] = {
+        bool: not old, type(None): True, int: 2 * old + 2 if type(old) is int else 0,
+        float: 0.9 * old if name != "kl_slack" and type(old) is float else 2.0,
+        tuple: (0.0, 1.0) if name == "return_range" else (5,),
+        str: [*field.metadata["choices"], old][-2 if field.metadata["choices"] else 0],
+    }  # fmt: skip
+    return dataclasses.replace(config, **{name: kinds[type(old)]})
+
+
+def test_settings_that_shape_the_compiled_program_say_so():
+    """A study compiles one program for jobs that differ in others only."""
+    jax = pytest.importorskip("jax")
+    from gpi.envs.pool import Spec
+    from gpi.training.collect import batch_shape
+    from gpi.training.job import resolve
+    from gpi.training.learner import Learner, signature, static_of
+
+    spec = Spec("x", 3, 1, 1000, low=(-1.0,), high=(1.0,))
+
+    def program(config: Config) -> object:
+        job = resolve(config)
+        shape = batch_shape(1, config.num_envs, job.plan.steps // config.num_envs, 1000, reset_each_batch=False)
+        with jax.enable_x64(True):
+            learner = Learner(job, spec, shape, jax.local_devices()[:1])
+        return static_of(config), signature((learner.state, learner.hyper))
+
+    base = Config("cheetah-run", hidden=(4,), seeds=1, policy="gaussian", trust="strict", reset_each_batch=False)
+    told = {field.name for field in dataclasses.fields(Config) if field.metadata["compiled"]}
+    by_plan = {"algorithm", "B", "n", "kappa", "eps"}  # which `program_of` takes from the plan
+    tested = [name for name in NAMES if name not in {"task", "backend", "policy", "reset_each_batch"} | by_plan]
+    first = program(base)
+    assert {name for name in tested if program(changed(base, name)) != first} == told - {"policy", "reset_each_batch"}

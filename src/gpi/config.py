@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import math
@@ -16,24 +15,20 @@ import numpy as np
 from gpi.core.plan import ALGORITHMS, TRUST_MODES, Plan, plan
 from gpi.envs import dmc
 from gpi.envs.seeds import MAX_ENVS
+from gpi.envs.tasks import BACKENDS
 from gpi.errors import UsageError
+from gpi.setting import Rule, at_least, at_most, checked_type, one_of, positive, setting
 from gpi.standalone import ACTIVATIONS, KINDS
 
-TYPES = {
-    int: "a whole number, such as 1000", float: "a number, such as 0.5", str: "text, such as 'geppo'",
-    tuple[int, ...]: "a list of whole numbers, such as [64, 64]",
-    tuple[float, ...]: "a list of numbers, such as [0, 1000]",
-}  # fmt: skip
 MAX_STEPS = 10**12  # per agent: at 100,000 steps a second, four months
 MAX_EPS, EPS_RULE = 2.0, "must be at most 2: TV distance is at most 1 and eps is twice its bound"
 MAX_LAYERS, MAX_UNITS = 32, 1_000_000
 MAX_RETURN = 1e30
-MOST: dict[str, int | float] = {
-    "n": 10**9, "num_envs": MAX_ENVS, "lr": 1000, "value_lr": 1000, "max_grad_norm": 1e30, "epochs": 10_000,
-    "minibatches": 10**6, "kl_slack": 10**6, "freeze_normaliser": MAX_STEPS, "threads": 4096,
-    "checkpoint_every": MAX_STEPS, "eval_every": MAX_STEPS, "eval_episodes": 100_000,
-}  # fmt: skip
-"""The largest values in new runs: beyond them a run would not compile, not end or not be finite."""
+UNITS = Rule(lambda x: all(units >= 1 for units in x), "must be positive numbers of units", "use 64,64")
+LAYERS = Rule(
+    lambda x: len(x) <= MAX_LAYERS and max(x, default=0) <= MAX_UNITS,
+    f"must be at most {MAX_LAYERS} layers of {MAX_UNITS:,} units", "use 64,64", new=True,
+)  # fmt: skip
 NORMALISERS = ("auto", "paper", "still")
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -43,14 +38,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Settings under one name. What a file or an option says beats them, and they beat the defaults."""
-LATER = (
-    "normaliser",
-    "return_range",
-    "policy",
-    "value_hidden",
-    "activation",
-    "layer_norm",
-)  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
@@ -73,9 +60,9 @@ SYNONYMS = {
 """What settings are called elsewhere."""
 
 
-def setting(default: Any, help: str, group: str) -> Any:
-    """Return a field of Config with the sentence that explains it in `--help`, and the group it is shown in."""
-    return dataclasses.field(default=default, metadata={"help": help, "group": group})
+def is_range(ends: tuple[float, ...]) -> bool:
+    """Return whether there are two finite ends, the smaller first, or none."""
+    return not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
 
 
 @dataclass(frozen=True)
@@ -85,69 +72,126 @@ class Config:
     task: str = setting(
         dataclasses.MISSING, "cheetah-run, Pendulum-v1, my_module:MyEnv-v0, my_module:make_env; see `gpi tasks`", "task"
     )
-    algorithm: str = setting("geppo", "ppo, trpo, vmpo, or with sample reuse geppo, getrpo, gevmpo", "algorithm")
-    seeds: int = setting(5, "agents trained side by side; they are the seeds --seed to --seed + seeds - 1", "run")
+    algorithm: str = setting(
+        "geppo", "ppo, trpo, vmpo, or with sample reuse geppo, getrpo, gevmpo", "algorithm", choices=ALGORITHMS
+    )
+    seeds: int = setting(
+        5, "agents trained side by side; they are the seeds --seed to --seed + seeds - 1", "run", at_least(1),
+        compiled=True,
+    )  # fmt: skip
     seed: int = setting(0, "first seed", "run")
-    steps: int = setting(1_000_000, "environment steps per agent", "run")
-    kappa: float = setting(1.0, "trade-off of the mixture, eq (12): 0 favours large updates, 1 a large sample", "reuse")
-    B: int = setting(2, "on-policy batch size N = B n, in units of n", "reuse")
-    n: int = setting(1024, "samples per iteration of a generalized algorithm, the smallest batch", "reuse")
-    eps: float = setting(0.2, "trust region in TV distance, eq (2)", "algorithm")
-    num_envs: int = setting(1, "environments per agent; they share the n samples", "task")
+    steps: int = setting(
+        1_000_000, "environment steps per agent", "run", at_least(1),
+        at_most(MAX_STEPS)._replace(remedy="use 1e6", new=False),
+    )  # fmt: skip
+    kappa: float = setting(
+        1.0, "trade-off of the mixture, eq (12): 0 favours large updates, 1 a large sample", "reuse",
+        Rule(lambda x: 0.0 <= x <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does"),
+    )  # fmt: skip
+    B: int = setting(
+        2, "on-policy batch size N = B n, in units of n", "reuse", at_least(1),
+        Rule(lambda x: x <= 10_000, "must be at most 10000", "use 2 as the paper does"),  # 3 B policies are kept
+    )  # fmt: skip
+    n: int = setting(
+        1024, "samples per iteration of a generalized algorithm, the smallest batch", "reuse", at_least(1),
+        at_most(10**9),
+    )  # fmt: skip
+    eps: float = setting(
+        0.2, "trust region in TV distance, eq (2)", "algorithm", positive("use 0.2"),
+        Rule(lambda x: x <= MAX_EPS, EPS_RULE, "use 0.2", new=True),
+    )  # fmt: skip
+    num_envs: int = setting(
+        1, "environments per agent; they share the n samples", "task", at_least(1), at_most(MAX_ENVS), compiled=True
+    )
     backend: str = setting(
-        "auto", "envpool, gymnasium (in this process) or processes (workers); auto: EnvPool if it has the task", "task"
-    )
+        "auto", "envpool, gymnasium (in this process) or processes (workers); auto: EnvPool if it has the task", "task",
+        choices=BACKENDS,
+    )  # fmt: skip
     reset_each_batch: bool | None = setting(
-        None, "start every batch with a reset, as the paper does; by default on DeepMind Control only", "environments"
+        None, "start every batch with a reset, as the paper does; by default on DeepMind Control only", "environments",
+        compiled=True,
+    )  # fmt: skip
+    gamma: float = setting(
+        0.995, "discount", "algorithm", Rule(lambda x: 0.0 <= x < 1.0, "must be in [0, 1)", "use 0.995")
     )
-    gamma: float = setting(0.995, "discount", "algorithm")
-    gae_lambda: float = setting(0.97, "lambda of GAE and V-trace", "algorithm")
-    lr: float = setting(3e-4, "initial learning rate of PPO's policy step", "optimisation")
-    value_lr: float = setting(3e-4, "learning rate of the value function", "optimisation")
-    max_grad_norm: float = setting(0.5, "norm at which PPO's policy gradient is clipped", "optimisation")
-    epochs: int = setting(10, "passes over the batch per update", "optimisation")
-    minibatches: int = setting(32, "minibatches per pass", "optimisation")
-    kl_slack: float = setting(1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta", "optimisation")
+    gae_lambda: float = setting(
+        0.97, "lambda of GAE and V-trace", "algorithm",
+        Rule(lambda x: 0.0 <= x <= 1.0, "must be in [0, 1]", "use 0.97"),
+    )  # fmt: skip
+    lr: float = setting(3e-4, "initial learning rate of PPO's policy step", "optimisation", positive(), at_most(1000))
+    value_lr: float = setting(3e-4, "learning rate of the value function", "optimisation", positive(), at_most(1000))
+    max_grad_norm: float = setting(
+        0.5, "norm at which PPO's policy gradient is clipped", "optimisation", positive(), at_most(1e30), compiled=True
+    )
+    epochs: int = setting(
+        10, "passes over the batch per update", "optimisation", at_least(1), at_most(10_000), compiled=True
+    )
+    minibatches: int = setting(32, "minibatches per pass", "optimisation", at_least(1), at_most(10**6), compiled=True)
+    kl_slack: float = setting(
+        1.5, "TRPO and VMPO accept steps with KL up to this multiple of delta", "optimisation",
+        Rule(lambda x: 1.0 <= x < math.inf, "must be at least 1", "use 1 for no slack"), at_most(10**6), compiled=True,
+    )  # fmt: skip
     trust: str = setting(
         "paper", "paper: fixed eps_gpi; adaptive: eq (8); strict: accepted updates keep eq (11); keep: strict, the "
         "normaliser moves no policy, and proven losses are undone", "algorithm",
-    )  # fmt: skip
-    policy: str = setting(
-        "auto", "gaussian or categorical; auto: gaussian where actions are continuous, categorical where discrete",
-        "optimisation",
+        one_of(TRUST_MODES, "use paper"), choices=TRUST_MODES, compiled=True,
     )  # fmt: skip
     normaliser: str = setting(
         "auto", "paper: updating the statistics changes the policy; still: the networks are rescaled so that it does "
-        "not; auto: still under strict and keep",
-        "algorithm",
+        "not; auto: still under strict and keep", "algorithm",
+        one_of(NORMALISERS, "use auto"), choices=NORMALISERS, later=True, compiled=True,
     )  # fmt: skip
     return_range: tuple[float, ...] = setting(
-        (), "least and largest return of an episode, for trust = keep; DeepMind Control: 0,1000", "algorithm"
-    )
+        (), "least and largest return of an episode, for trust = keep; DeepMind Control: 0,1000", "algorithm",
+        Rule(is_range, "must be two finite numbers, the smaller first", "use LOW,HIGH"),
+        Rule(lambda x: all(abs(end) <= MAX_RETURN for end in x), f"must be within {MAX_RETURN:g} of 0", "use LOW,HIGH",
+             new=True),
+        later=True,
+    )  # fmt: skip
     freeze_normaliser: int = setting(
-        0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation"
-    )
-    hidden: tuple[int, ...] = setting((64, 64), "units of the hidden layers, policy and value alike", "optimisation")
+        0, "steps, in whole batches, after which statistics stay fixed; 0: never", "optimisation", at_least(0),
+        at_most(MAX_STEPS),
+    )  # fmt: skip
+    policy: str = setting(
+        "auto", "gaussian or categorical; auto: gaussian where actions are continuous, categorical where discrete",
+        "optimisation", one_of(KINDS, "leave it out", "auto"), choices=("auto", *KINDS), later=True, compiled=True,
+    )  # fmt: skip
+    hidden: tuple[int, ...] = setting(
+        (64, 64), "units of the hidden layers, policy and value alike", "optimisation", UNITS._replace(holds=bool),
+        UNITS, LAYERS, compiled=True,
+    )  # fmt: skip
     value_hidden: tuple[int, ...] = setting(
-        (), "units of the value function's hidden layers, where they are not those of --hidden", "optimisation"
-    )
-    activation: str = setting("tanh", "tanh, relu or silu, between the layers of all networks", "optimisation")
+        (), "units of the value function's hidden layers, where they are not those of --hidden", "optimisation",
+        UNITS, LAYERS, later=True, compiled=True,
+    )  # fmt: skip
+    activation: str = setting(
+        "tanh", "tanh, relu or silu, between the layers of all networks", "optimisation",
+        one_of(ACTIVATIONS, "leave it out"), choices=ACTIVATIONS, later=True, compiled=True,
+    )  # fmt: skip
     layer_norm: bool = setting(
-        False, "normalise every hidden layer before its activation (LayerNorm without gain and bias)", "optimisation"
-    )
+        False, "normalise every hidden layer before its activation (LayerNorm without gain and bias)", "optimisation",
+        later=True, compiled=True,
+    )  # fmt: skip
     step_timeout: float = setting(
         60.0, "seconds that a reset or step may take in worker processes before the run is saved and ends; 0: no limit",
-        "environments",
+        "environments", Rule(lambda x: 0.0 <= x < 1e9, "must be 0 or more seconds", "use 60"),
     )  # fmt: skip
     allow_images: bool = setting(
         False, "train on image observations too, flattened, which seldom works", "environments"
     )
-    threads: int = setting(0, "threads or worker processes of the simulation; 0: one per core", "machine")
-    checkpoint_every: int = setting(50, "iterations between checkpoints, which `gpi resume` continues from", "run")
-    eval_every: int = setting(
-        0, "iterations between evaluations, by which each seed's best policy is kept; 0: never", "run"
+    threads: int = setting(
+        0, "threads or worker processes of the simulation; 0: one per core", "machine", at_least(0), at_most(4096)
     )
-    eval_episodes: int = setting(10, "episodes of each of these evaluations, per seed", "run")
+    checkpoint_every: int = setting(
+        50, "iterations between checkpoints, which `gpi resume` continues from", "run", at_least(1), at_most(MAX_STEPS)
+    )
+    eval_every: int = setting(
+        0, "iterations between evaluations, by which each seed's best policy is kept; 0: never", "run", at_least(0),
+        at_most(MAX_STEPS),
+    )  # fmt: skip
+    eval_episodes: int = setting(
+        10, "episodes of each of these evaluations, per seed", "run", at_least(1), at_most(100_000)
+    )
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         """Raise UsageError for a setting that does not exist, with the nearest that does."""
@@ -186,39 +230,16 @@ def validate(config: Config) -> None:
     if config.algorithm not in ALGORITHMS:
         remedy = f"try {nearest(config.algorithm, ALGORITHMS) or 'geppo'!r}"
         raise UsageError(f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; {remedy}")
-    for name in ("seeds", "steps", "B", "n", "num_envs", "epochs", "minibatches", "checkpoint_every", "eval_episodes"):
-        require(config, name, getattr(config, name) >= 1, "must be at least 1", "use 1 or more")
-    require(config, "steps", config.steps <= MAX_STEPS, f"must be at most {MAX_STEPS:,}", "use 1e6")
-    require(
-        config, "B", config.B <= 10_000, "must be at most 10000", "use 2 as the paper does"
-    )  # 3 B policies are kept
+    check_rules(config, new=False)
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
-    require(config, "kappa", 0.0 <= config.kappa <= 1.0, "must be in [0, 1]", "use 0, 0.5 or 1 as the paper does")
-    require(config, "eps", 0.0 < config.eps < math.inf, "must be positive and finite", "use 0.2")
-    require(config, "gamma", 0.0 <= config.gamma < 1.0, "must be in [0, 1)", "use 0.995")
-    require(config, "gae_lambda", 0.0 <= config.gae_lambda <= 1.0, "must be in [0, 1]", "use 0.97")
-    require(config, "kl_slack", 1.0 <= config.kl_slack < math.inf, "must be at least 1", "use 1 for no slack")
-    for name in ("lr", "value_lr", "max_grad_norm"):
-        require(
-            config, name, 0.0 < getattr(config, name) < math.inf, "must be positive and finite",
-            "leave it out for the default",
-        )  # fmt: skip
-    require(config, "step_timeout", 0.0 <= config.step_timeout < 1e9, "must be 0 or more seconds", "use 60")
-    require(config, "trust", config.trust in TRUST_MODES, f"must be one of {', '.join(TRUST_MODES)}", "use paper")
-    require(
-        config, "normaliser", config.normaliser in NORMALISERS, f"must be one of {', '.join(NORMALISERS)}", "use auto"
-    )
-    for name, known in (("policy", ("auto", *KINDS)), ("activation", ACTIVATIONS)):
-        require(config, name, getattr(config, name) in known, f"must be one of {', '.join(known)}", "leave it out")
-    for name in ("threads", "freeze_normaliser", "eval_every"):
-        require(config, name, getattr(config, name) >= 0, "must be 0 or more", "leave it out")
-    ends = config.return_range
-    ordered = not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
-    require(config, "return_range", ordered, "must be two finite numbers, the smaller first", "use LOW,HIGH")
-    for name in ("hidden", "value_hidden"):
-        units = getattr(config, name)
-        some = all(one >= 1 for one in units) and (len(units) > 0 or name == "value_hidden")
-        require(config, name, some, "must be positive numbers of units", "use 64,64")
+
+
+def check_rules(config: Config, *, new: bool) -> None:
+    """Raise if a setting breaks one of its own rules, those of all runs or those of `new` ones."""
+    for field in dataclasses.fields(Config):
+        for rule in field.metadata["rules"]:
+            broken = rule.new == new and not rule.holds(getattr(config, field.name))
+            require(config, field.name, not broken, rule.words, rule.remedy)
 
 
 def decided(config: Config) -> Config:
@@ -241,7 +262,6 @@ def validate_new(config: Config, known_range: tuple[float, float] | None = None)
 
     `known_range` are the least and the largest return of an episode, where the task says them.
     """
-    require(config, "eps", config.eps <= MAX_EPS, EPS_RULE, "use 0.2")
     if config.trust == "keep":
         rule = "lets statistics move the policy, which trust = keep rules out"
         require(config, "normaliser", config.normaliser != "paper", rule, "leave it out, or use --trust strict")
@@ -249,14 +269,7 @@ def validate_new(config: Config, known_range: tuple[float, float] | None = None)
         covered = not config.return_range or (config.return_range[0] <= low and high <= config.return_range[1])
         rule = f"does not cover {low:g} to {high:g}, the returns of {config.short_task}; certificates would be false"
         require(config, "return_range", covered, rule, "leave it out")
-    for name, most in MOST.items():
-        require(config, name, getattr(config, name) <= most, f"must be at most {most:,}", "use less")
-    for name in ("hidden", "value_hidden"):
-        units = getattr(config, name)
-        small = len(units) <= MAX_LAYERS and max(units, default=0) <= MAX_UNITS
-        require(config, name, small, f"must be at most {MAX_LAYERS} layers of {MAX_UNITS:,} units", "use 64,64")
-    finite = all(abs(end) <= MAX_RETURN for end in config.return_range)
-    require(config, "return_range", finite, f"must be within {MAX_RETURN:g} of 0", "use LOW,HIGH")
+    check_rules(config, new=True)
 
 
 def without_effect(config: Config, typed: Iterable[str]) -> list[str]:
@@ -360,9 +373,9 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
 
 def as_first_saved(config: Config) -> dict[str, Any]:
     """Return settings as earlier versions wrote them, where they do what those did: hashes of old files stay valid."""
-    usual = {field.name: field.default for field in dataclasses.fields(Config)}
+    later = {field.name: field.default for field in dataclasses.fields(Config) if field.metadata["later"]}
     settings = dataclasses.asdict(config)
-    return {name: value for name, value in settings.items() if name not in LATER or value != usual[name]}
+    return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
 
 def config_of(saved: Any) -> Config:
@@ -371,21 +384,3 @@ def config_of(saved: Any) -> Config:
     if not isinstance(saved, dict) or saved.keys() - kinds.keys() or "task" not in saved:
         raise UsageError(f"settings must be some of {', '.join(kinds)}, found {str(saved)[:80]!r}")
     return Config(**saved)
-
-
-def checked_type(name: str, value: Any, kind: Any) -> Any:
-    """Return one setting converted to its type; raise UsageError if that is impossible."""
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if kind in (int, float) and type(value) not in (str, bool):
-            number = kind(value)
-            if kind is float or number == value:
-                return number
-        elif kind == tuple[int, ...] and type(value) is not str and all(int(n) == n for n in value):
-            return tuple(int(n) for n in value)
-        elif kind == tuple[float, ...] and type(value) is not str and all(type(x) not in (str, bool) for x in value):
-            return tuple(float(x) for x in value)
-        elif (kind is str and type(value) is str) or (kind == bool | None and (value is None or type(value) is bool)):
-            return value
-        elif kind is bool and type(value) in (bool, np.bool_):
-            return bool(value)
-    raise UsageError(f"{name} = {str(value)[:80]!r} must be {TYPES.get(kind, 'true or false')}")

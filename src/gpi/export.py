@@ -136,7 +136,13 @@ def code_of(policy: Policy) -> bytes:
     code, made = Path(standalone.__file__).read_bytes(), type(policy)
     if made.__module__ == standalone.__name__:
         return code
-    return code + f"\n\n{inspect.getsource(made)}\n\nKINDS[{made.kind!r}] = {made.__name__}\n".encode()
+    try:
+        source = inspect.getsource(made)
+    except (OSError, TypeError) as error:
+        raise UsageError(
+            f"the export carries the source of {made.__name__}, but {error}; define it in a file"
+        ) from error
+    return code + f"\n\n{source}\n\nKINDS[{made.kind!r}] = {made.__name__}\n".encode()
 
 
 def load_numpy(directory: Path) -> Act:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpi.cli.output import complain
 from gpi.config import nearest
 from gpi.config_file import meant
+from gpi.setting import KINDS
 
 ELSEWHERE = {
     "tune": "study", "sweep": "study", "grid": "study", "benchmark": "study", "evaluate": "eval", "test": "eval",
@@ -109,30 +109,19 @@ if TYPE_CHECKING:  # argparse does not export the type
     Verbs = argparse._SubParsersAction[Parser]
 
 
-def whole(text: str) -> int:
-    """Read a whole number, which may be written as 1e6 or 1_000_000."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not number.is_integer():  # infinity and NaN are not either
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, e.g. 1000000 or 1e6")
-    return int(number)
+def reader(kind: Any) -> Callable[[str], Any]:
+    """Return what reads an option of this type; its errors have the words of `KINDS`."""
+    parse, form = KINDS[kind].parse, KINDS[kind].form
+    if not form:
+        return parse
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} {form}") from None
+
+    return read
 
 
-def units(text: str) -> tuple[int, ...]:
-    """Read comma-separated whole numbers."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        rule = "must be whole numbers with commas between them, one per layer, e.g. 64,64"
-        raise argparse.ArgumentTypeError(f"{text!r} {rule}") from None
-
-
-def ends(text: str) -> tuple[float, ...]:
-    """Read comma-separated numbers."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        rule = "must be two numbers with a comma between them, e.g. -2000,0"
-        raise argparse.ArgumentTypeError(f"{text!r} {rule}") from None
+whole = reader(int)

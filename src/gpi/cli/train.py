@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpi.api import with_tensorboard
 from gpi.cli.output import tell
-from gpi.cli.parsing import ENV, Help, ends, units, whole
-from gpi.config import FIRST, GROUPS, NORMALISERS, PRESETS, Config, kinds
+from gpi.cli.parsing import ENV, Help, reader, whole
+from gpi.config import FIRST, GROUPS, PRESETS, Config, kinds
 from gpi.config_file import NO_FILE, combined, read_settings
-from gpi.core.plan import ALGORITHMS, TRUST_MODES
-from gpi.envs.tasks import BACKENDS
 from gpi.rundir.evaluations import best_mean
 from gpi.rundir.run import CURVE, Run, window_in_words
-from gpi.standalone import ACTIVATIONS, KINDS
+from gpi.setting import KINDS
 
 if TYPE_CHECKING:
     from gpi.cli.parsing import Verbs
@@ -40,10 +38,6 @@ ABOUT = {
     "optimisation": "networks and steps of the optimiser; seldom changed: see --help all",
     "machine": "what the run may use of this machine: see --help all",
 }
-CHOICES = {
-    "algorithm": ALGORITHMS, "trust": TRUST_MODES, "backend": BACKENDS, "normaliser": NORMALISERS,
-    "policy": ("auto", *KINDS), "activation": ACTIVATIONS,
-}  # fmt: skip
 DEVICE = "has no option for devices; type JAX_PLATFORMS=cpu, or cuda, before gpi"
 HINTS = {
     "--device": DEVICE, "--gpu": DEVICE, "--cuda": DEVICE,
@@ -52,8 +46,6 @@ HINTS = {
     "--lr-schedule": "needs no schedule: the learning rate follows the trust region; --lr is where it begins",
 }  # fmt: skip
 """What to say about options that other libraries have."""
-METAVARS = {int: "N", float: "X", tuple[int, ...]: "N,N", tuple[float, ...]: "LOW,HIGH"}
-READERS = {int: whole, tuple[int, ...]: units, tuple[float, ...]: ends}
 
 
 def add_train(verbs: Verbs) -> None:
@@ -101,10 +93,10 @@ def add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], k
     text += default_shown(field.default)
     if kind is bool:
         return group.add_argument(option, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text)
-    choices = CHOICES.get(field.name)
-    metavar = f"{{{','.join(choices)}}}" if choices else METAVARS.get(kind, field.name.upper())
+    choices = field.metadata["choices"]
+    metavar = f"{{{','.join(choices)}}}" if choices else KINDS[kind].metavar or field.name.upper()
     return group.add_argument(
-        option, dest=field.name, default=argparse.SUPPRESS, type=READERS.get(kind, kind), metavar=metavar, help=text
+        option, dest=field.name, default=argparse.SUPPRESS, type=reader(kind), metavar=metavar, help=text
     )
 
 

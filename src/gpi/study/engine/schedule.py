@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
@@ -10,7 +11,7 @@ from types import FrameType
 
 import numpy as np
 
-from gpi.config import plan_of
+from gpi.config import Config, plan_of
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.study.definition import Job
@@ -18,10 +19,7 @@ from gpi.study.estimate import START, core_seconds
 
 SAVING = 30.0  # seconds that jobs have for their last iteration and for saving it
 ENDING = 1.0  # seconds that the runner itself needs
-SHAPING = (
-    "seeds", "num_envs", "epochs", "minibatches", "max_grad_norm", "kl_slack", "trust", "normaliser", "hidden",
-    "reset_each_batch", "policy", "value_hidden", "activation", "layer_norm",
-)  # fmt: skip
+SHAPING = [field.name for field in dataclasses.fields(Config) if field.metadata["compiled"]]
 """Settings that are compiled into a program; others are its arguments."""
 
 
