@@ -152,7 +152,7 @@ def figure_2_of(view: View, shown: Sequence[Gain]) -> Chart:
         for place, side in enumerate(sides):
             seeds[: len(side.finals), place] = side.finals
         x = np.arange(len(shown), dtype=np.float64)
-        lines.append(Line(f"best {label}", x, ends[0], ends[1], ends[2], seeds))
+        lines.append(Line(f"best {label}", x, *ends, seeds=seeds, generalized=label == "generalized"))
     note = f"Sorted by on-policy performance; tasks without learning are left out. {FINAL} {NO_LEARNING} {STUDENT}"
     return Chart(called(view, "figure-2"), f"Figure 2. Final performance by task. {view.title}", note, "", "return",
                  tuple(lines), tuple(gain.task for gain in shown))  # fmt: skip
@@ -161,7 +161,7 @@ def figure_2_of(view: View, shown: Sequence[Gain]) -> Chart:
 def figure_3_of(view: View, shown: Sequence[Gain]) -> Chart:
     """Return figure 3: the difference of the two sides."""
     ends = np.array([welch(gain.generalized.finals, gain.on_policy.finals) for gain in shown])
-    line = Line("generalized less on-policy", np.arange(len(shown), dtype=np.float64), *ends.T)
+    line = Line("generalized less on-policy", np.arange(len(shown), dtype=np.float64), *ends.T, generalized=True)
     note = f"Sorted by the difference; tasks without learning are left out. {FINAL} {NO_LEARNING} {STUDENT}"
     return Chart(called(view, "figure-3"), f"Figure 3. Difference in final performance. {view.title}", note, "",
                  "difference in return", (line,), tuple(gain.task for gain in shown))  # fmt: skip
@@ -188,7 +188,7 @@ def figure_4_of(material: Material, view: View, found: Sequence[Gain]) -> list[T
         f"Tasks without learning are left out. {FINAL} {NO_LEARNING} {INTERVALS}"
     )
     title = f"Figure 4. Mean difference by sparsity. {view.title}"
-    line = Line("generalized less on-policy", np.arange(len(bars), dtype=np.float64), *ends)
+    line = Line("generalized less on-policy", np.arange(len(bars), dtype=np.float64), *ends, generalized=True)
     rows = tuple(
         (name, len(bar.tasks), float(bar.gain), float(low), float(high), float(bar.ratio))
         for name, bar, low, high in zip(names, bars, ends.low, ends.high, strict=True)
