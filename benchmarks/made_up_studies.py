@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi.analysis.random_policy import RandomPolicy
-from gpi.study.claims import BEST, CLAIMS, Column, quantities
+from gpi.study.claims import BEST, CLAIMS, quantities
+from gpi.study.comparison import Comparison
 from gpi.study.intervals import Statistic, Strata, cautious_interval, interval, least_of_shares
 from gpi.study.statistics import AGGREGATES, improvement, profile, welch
 
@@ -170,7 +171,7 @@ def claim_coverage(case: ClaimCase, repetitions: int, resamples: int = 1_000, se
     rng = np.random.default_rng(seed)
     tasks = tuple(f"task-{i}" for i in range(case.tasks))
     arms = [f"arm-{i}" for i in range(3 + 3 * case.kappas)]
-    column = Column(tuple(arms[:3]), tuple(arms[3:]), tasks)
+    column = Comparison(tuple(arms[:3]), tuple(arms[3:]), tasks)
     hits = np.zeros(len(JUDGED))
     for repetition in range(repetitions):
         random = {task: RandomPolicy(sparsity_of(rng), 1.0, 1.0, 100) for task in tasks}

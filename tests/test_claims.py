@@ -14,8 +14,7 @@ from gpi.analysis.student import student
 from gpi.envs import dmc
 from gpi.study import claims, theory_claims
 from gpi.study.claims import BEST, CLAIMS, FAILS, HOLDS, KAPPAS, MISSING, PAIRS, UNDECIDED, judge, readings_of, verdict
-from gpi.study.learning import learning_occurs
-from gpi.study.paper import classes_of, figure_3, figure_4, gains
+from gpi.study.comparison import Comparison, Sides, classes_of, gains, sides_of
 
 TASKS = tuple(dmc.TASKS)
 RANDOM = {task: RandomPolicy(i / 22 if i < 22 else 0.99 + i / 1e4, 2.0, 1.0, 100) for i, task in enumerate(TASKS)}
@@ -100,24 +99,22 @@ def test_quantities_are_what_the_papers_figures_say(seed: int):
     lift = rng.normal(30, 150, len(TASKS))
     made = study(lambda i: float(lift[i]), spread=80.0, seed=seed, nothing=5)
 
-    def learns(task: str, finals: np.ndarray) -> bool:
-        return learning_occurs(finals, 2.0, 1.0, 100)
-
     found = {one.claim.name: one for one in judge(made, RANDOM, readings_of(made, RANDOM)[0])}
-    both = gains(made, ON_POLICY, GENERALIZED, TASKS)
-    kept = figure_3(both, learns)
+    compared = Comparison(tuple(ON_POLICY), tuple(GENERALIZED), TASKS)
+    sides = sides_of(compared, compared.strata(made), RANDOM)
+    kept = sorted((gain for gain in gains(made, compared, sides) if gain.learned), key=lambda gain: -gain.difference)
     assert found["Best-number"].tasks == len(kept) and found["learning"].estimate == pytest.approx(len(kept) / 28)
     for column, pair in PAIRS.items():
-        table = classes_of(gains(made, pair[:1], [f"{pair[1]}-kappa{k}" for k in KAPPAS], TASKS), learns)
-        learned = len(table.generalized) + len(table.on_policy)
-        assert found[f"{column}-number"].estimate == pytest.approx(len(table.generalized) / learned)
+        one = Comparison(pair[:1], tuple(f"{pair[1]}-kappa{k}" for k in KAPPAS), TASKS)
+        on_policy, generalized, _ = classes_of(sides_of(one, one.strata(made), RANDOM))
+        assert found[f"{column}-number"].estimate == pytest.approx(generalized / (generalized + on_policy))
     for percent in (10, 50):
         expected = sum(gain.percent > percent for gain in kept) / len(kept)
         assert found[f"gain-{percent}"].estimate == pytest.approx(expected)
     ahead, behind = [g.difference for g in kept if g.difference > 0], [-g.difference for g in kept if g.difference < 0]
     assert found["small-losses"].estimate == pytest.approx(np.mean(ahead) - np.mean(behind))
-    everything, sparse = figure_4(both, learns, {t: 100 * RANDOM[t].sparsity for t in TASKS}, (0, 99))
-    assert found["sparse-double"].estimate == pytest.approx(sparse.gain - 2 * max(everything.gain, 0))
+    everything, sparse = sides.gain_by_sparsity((0, 99))
+    assert found["sparse-double"].estimate == pytest.approx(sparse - 2 * max(everything, 0))
     ordered = [g.task for g in kept]
     assert found["sparse-largest-3"].estimate == sum(RANDOM[task].sparsity >= 0.99 for task in ordered[:3])
     by_percent = sorted(kept, key=lambda g: -g.percent)[:4]
@@ -138,7 +135,7 @@ def test_of_the_best_kappa_is_chosen_on_each_task_and_kappa_1_is_not():
 
 def test_a_wrong_verdict_is_rare_where_there_is_no_difference():
     """Two equal arms of which neither can be the better in more than half of the tasks, but by chance."""
-    column = claims.Column(("ppo",), ("geppo-kappa1",), TASKS)
+    column = Comparison(("ppo",), ("geppo-kappa1",), TASKS)
     reading = claims.Reading("", True, {})
     rules = [claim._replace(column=BEST) for claim in CLAIMS if claim.name in ("PPO-outperforms", "small-losses")]
     wrong = 0
@@ -152,7 +149,7 @@ def test_a_wrong_verdict_is_rare_where_there_is_no_difference():
 def test_over_tasks_a_mean_has_students_interval_and_a_share_the_exact_one():
     rng = np.random.default_rng(0)
     gain, learned, sparsity = rng.normal(20.0, 60.0, 20), np.arange(20) != 7, rng.uniform(0.0, 1.0, 20)
-    sides = claims.Sides(np.full(20, 400.0), 400.0 + gain, learned, sparsity)
+    sides = Sides(np.full(20, 400.0), 400.0 + gain, learned, sparsity)
     kinds = {claim.name: claim for claim in CLAIMS}
     mean = kinds["small-losses"]._replace(quantity=lambda x: claims.mean_over(x.gain, x.learned))
     found = claims.over_tasks(mean, sides)

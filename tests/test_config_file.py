@@ -4,7 +4,6 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,90 +13,56 @@ from gpi import cli
 from gpi.callbacks import Evaluate
 from gpi.cli.train import typed_settings
 from gpi.config import PRESETS, Config
-from gpi.config_file import Key, combined, read_json, read_settings, read_toml
+from gpi.config_file import combined, read_json, read_settings, read_toml
 from gpi.training.job import resolve
 from own_runs import TABLES, Watch
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "settings.toml"
-NESTED = (
-    r'''# kapa = 1
-title = """
-kapa = 2 \" " ""
-""""
-'quoted key' = 'x = 1' # y = 2
-"esc\"aped" = 1
-a.b.c = 1.5
-dates = 1979-05-27 07:32:00
-grid = { kappa = [0, 0.5,
-  1], lr.x = 1 } # [no.table]
-text = [
-  "a ] }", # z = 3
-  '''
-    + "'''"
-    + r"""
-  [[not]]
-  """
-    + "'''"
-    + r""",
+TABLES_OF_TOML = """# kappa = 1
+kappa = 0.5
+'seed' = 1 # seeds = 2
+tasks = [
+  "a ] }",
+  "b",
 ]
 
-[run]
-seeds = 5
-  [run.deep."er one"]
-  n = 1
-
-[[case]]
-name = "first"
-[[case.part]]
-x = 1
-[[case.part]]
-x = 2
-[case.more]
-y = 1
-
-[[case]]
-name = "second"
-part = [{ x = 3 }]
+[settings] # of all
+lr = 1
+  [ "run" ]
+  seeds = 5
+[[grid]]
+algorithm = "ppo"
+kappa = 0.5
+[[grid]]
+kappa.x = 1
 """
-)
 
 
-def paths(value: object, above: Key = ()) -> Iterator[Key]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inner:
-        yield (*above, key)
-        yield from paths(part, (*above, key))
-
-
-def test_every_key_has_its_line(tmp_path: Path):
-    file = tmp_path / "nested.toml"
-    for text in (NESTED, NESTED.replace("\n", "\r\n"), "\ufeff" + NESTED):
+def test_a_setting_has_its_line(tmp_path: Path):
+    file = tmp_path / "tables.toml"
+    lines = list(map(str, TABLES_OF_TOML.splitlines()))
+    for text in (TABLES_OF_TOML, TABLES_OF_TOML.replace("\n", "\r\n"), "\ufeff" + TABLES_OF_TOML):
         file.write_bytes(text.encode())
-        document = read_toml(file)
-        assert set(document.lines) == set(paths(document.data))
-        lines = NESTED.splitlines()
-        for key, line in document.lines.items():
-            names = [part for part in key if isinstance(part, str)]
-            if isinstance(key[-1], str):
-                word = 'esc\\"aped' if names[-1] == 'esc"aped' else names[-1]
-                assert word in lines[line - 1].partition("#")[0], (key, line)
-        assert document.lines["case", 1, "part", 0, "x"] == len(lines)
-        assert document.lines["case", 0, "part", 1, "x"] == lines.index("x = 2") + 1
-        assert document.lines["grid", "kappa", 2] == lines.index("  1], lr.x = 1 } # [no.table]") + 1
-    assert document.where("run", "seeds") == f"{file}:{lines.index('seeds = 5') + 1}"
-    assert document.where("run", "nothing") == f"{file}:{lines.index('[run]') + 1}"
-    assert document.where("nothing") == str(file)
+        where = read_toml(file).where
+        for key, line in {
+            ("kappa",): "kappa = 0.5", ("seed",): lines[2], ("tasks", 1): "tasks = [", ("settings",): lines[8],
+            ("settings", "lr"): "lr = 1", ("run", "seeds"): "  seeds = 5", ("run", "nothing"): '  [ "run" ]',
+            ("grid", 0, "algorithm"): 'algorithm = "ppo"', ("grid", 1, "kappa"): "kappa.x = 1",
+        }.items():  # fmt: skip
+            assert where(*key) == f"{file}:{lines.index(line) + 1}", key
+        assert where("grid", 0, "kappa") == f"{file}:{lines.index('[[grid]]') + 3}"
+        assert where("grid", 1, "algorithm") == f"{file}:{len(lines) - 1}"
+        assert where("nothing") == where("lr") == where("seeds") == str(file)
 
 
-def test_keys_of_json_have_their_lines(tmp_path: Path):
+def test_a_setting_in_json_has_its_line(tmp_path: Path):
     file = tmp_path / "config.json"
-    about = {"config": {"task": "a: {", 'q"': [1, {"x": '\\"'}], "": {}, "é\U0001f600": None}, "plan": {"nu": [0.5]}}
-    for text in (json.dumps(about, indent=2), json.dumps(about), json.dumps(about, indent=0, ensure_ascii=False)):
-        file.write_text(text, encoding="utf-8")
-        document = read_json(file)
-        assert set(document.lines) == set(paths(about))
+    about = {"config": {"task": "a: {", "hidden": [1, 2], "lr": 1}, "plan": {"nu": [0.5]}}
     file.write_text(json.dumps(about, indent=2))
-    assert read_json(file).lines["plan", "nu", 0] == len(json.dumps(about, indent=2).splitlines()) - 3
+    assert [read_json(file).where("config", name) for name in ("task", "lr")] == [f"{file}:3", f"{file}:8"]
+    assert read_json(file).where("config") == f"{file}:2"
+    file.write_text(json.dumps(about))
+    assert read_json(file).where("config", "task") == str(file)
 
 
 def settings(*arguments: str) -> Config:

@@ -16,9 +16,8 @@ from gpi.analysis.retention import retention as retention_of
 from gpi.analysis.student import t_quantile
 from gpi.errors import UsageError
 from gpi.study import intervals, statistics
+from gpi.study.comparison import Comparison, Finals, Gain, Sides, classes_of, gains, margin, sides_of
 from gpi.study.intervals import Scores, Strata, cautious_interval, interval, strata_of
-from gpi.study.learning import learning_occurs
-from gpi.study.paper import best_of, classes_of, figure_2, figure_3, figure_4, gains
 from gpi.study.statistics import (
     AGGREGATES,
     aggregate,
@@ -377,16 +376,14 @@ def test_returns_count_from_the_random_policy_where_no_scale_is_known():
 
 
 def test_learning_occurs_above_the_margin():
-    assert learning_occurs(np.array([50.0, 0, 0, 0, 3]), 0.0, 1.0, 100)
-    assert not learning_occurs(np.full(5, 10.0), 0.0, 1.0, 100) and learning_occurs(np.full(5, 10.1), 0.0, 1.0, 100)
-    error = 200 * math.sqrt(1 / 100 + 1 / (5 * 204))
-    assert not learning_occurs(np.full(5, 2.99 * error), 0.0, 200.0, 100)
-    assert learning_occurs(np.full(5, 7 + 3.01 * error), 7.0, 200.0, 100)
-    short = 200 * math.sqrt(1 / 100 + 20 / (5 * 204))
-    assert not learning_occurs(np.full(5, 2.99 * short), 0.0, 200.0, 100, 0.05), "so few episodes may be luck"
-    assert learning_occurs(np.full(5, 3.01 * short), 0.0, 200.0, 100, 0.05)
-    with pytest.raises(UsageError, match="finite"):
-        learning_occurs(np.array([math.nan]), 0.0, 1.0, 100)
+    assert margin(RandomPolicy(0.0, 0.0, 1.0, 100), 5) == 10.0
+    random = RandomPolicy(0.0, 7.0, 200.0, 100)
+    assert margin(random, 5) == pytest.approx(600 * math.sqrt(1 / 100 + 1 / (5 * 204)))
+    assert margin(random, 5, 0.05) == pytest.approx(600 * math.sqrt(1 / 100 + 20 / (5 * 204))), "few episodes: luck"
+    compared = Comparison(("ppo",), ("geppo",), ("a",))
+    for arms, share, learned in (((0.0, 68.0), 1.0, False), ((0.0, 72.0), 1.0, True), ((0.0, 72.0), 0.05, False)):
+        strata = [np.full(5, mean) for mean in arms]
+        assert sides_of(compared, strata, {"a": random}, {"a": share}).learned == [learned], (arms, share)
 
 
 # --- the paper's table and figures ----------------------------------------------------------------------------------
@@ -400,52 +397,48 @@ ARMS = {
 FINALS = {
     arm: {t: np.array([m - 1.0, m + 1.0]) for t, m in zip(TASKS, means, strict=True)} for arm, means in ARMS.items()
 }
-COLUMNS = {
-    "PPO": (("ppo",), ("geppo-kappa0", "geppo-kappa1")),
-    "TRPO": (("trpo",), ("getrpo-kappa0", "getrpo-kappa1")),
+
+
+RANDOM = {
+    task: RandomPolicy(share / 100, -6.0, 0.0, 100) for task, share in zip(TASKS, (10, 99.5, 100, 99), strict=True)
 }
 
 
-def learns(task: str, finals: np.ndarray) -> bool:
-    return task in TASKS and float(finals.mean()) > 4
+def compare(finals: Finals, *arms: str) -> tuple[list[Gain], Sides]:
+    """Compare the generalized arms among some with the others, on all tasks, where a mean above 4 is learning."""
+    generalized = tuple(arm for arm in arms if arm.startswith("ge"))
+    compared = Comparison(tuple(arm for arm in arms if arm not in generalized), generalized, tuple(finals[arms[0]]))
+    found = sides_of(compared, compared.strata(finals), RANDOM)
+    return gains(finals, compared, found), found
 
 
 def test_table_1_by_hand():
-    def column(*names: str, kappa1: bool = False) -> tuple[tuple[str, ...], ...]:
-        generalized = [arm for name in names for arm in COLUMNS[name][1] if arm.endswith("kappa1") or not kappa1]
-        return classes_of(
-            gains(FINALS, [arm for name in names for arm in COLUMNS[name][0]], generalized, TASKS), learns
-        )
-
-    assert column("PPO") == (("b", "d"), ("a",), ("c",)), "equal is not better"
-    assert column("TRPO") == ((), ("a", "b"), ("c", "d"))
-    assert column("PPO", "TRPO") == (("d",), ("a", "b"), ("c",)), "the column Best"
-    assert column("TRPO", kappa1=True) == (("b",), ("a",), ("c", "d")), "kappa = 1 alone does worse than the best kappa"
+    ppo, trpo = ("ppo", "geppo-kappa0", "geppo-kappa1"), ("trpo", "getrpo-kappa0", "getrpo-kappa1")
+    assert classes_of(compare(FINALS, *ppo)[1]) == (2, 1, 1), "equal is not better"
+    assert classes_of(compare(FINALS, *trpo)[1]) == (0, 2, 2)
+    assert classes_of(compare(FINALS, *ppo, *trpo)[1]) == (1, 2, 1), "the column Best"
+    assert classes_of(compare(FINALS, "trpo", "getrpo-kappa1")[1]) == (1, 1, 2), "kappa = 1 alone does worse"
 
 
 def test_best_and_the_figures():
-    best = best_of(FINALS, COLUMNS["TRPO"][1], "a")
-    assert (best.arm, best.mean, best.finals.tolist()) == ("getrpo-kappa1", 90.0, [89.0, 91.0])
-    found = gains(FINALS, ("ppo", "trpo"), [arm for arm in ARMS if arm.startswith("ge")], TASKS)
-    assert [gain.task for gain in figure_2(found, learns)] == ["d", "b", "a"]
-    assert [(gain.task, gain.difference) for gain in figure_3(found, learns)] == [("b", 400), ("a", 50), ("d", 0)]
+    found, sides = compare(FINALS, *ARMS)
+    assert [(gain.task, gain.difference, gain.learned) for gain in found] == [
+        ("a", 50, True), ("b", 400, True), ("c", -1, False), ("d", 0, True),
+    ]  # fmt: skip
+    best = found[0].generalized
+    assert (best.arm, best.finals.tolist()) == ("getrpo-kappa1", [89.0, 91.0])
     assert {gain.task: gain.percent for gain in found} == pytest.approx({"a": 125, "b": 400, "c": -100 / 3, "d": 0})
-    bars = figure_4(found, learns, {"a": 10.0, "b": 99.5, "c": 100.0, "d": 99.0}, (0, 99, 99.9))
-    assert [bar.tasks for bar in bars] == [("b", "a", "d"), ("b", "d"), ()]
-    assert [bar.gain for bar in bars[:2]] == [150, 200] and [bar.ratio for bar in bars[:2]] == pytest.approx([1, 4 / 3])
-    assert math.isnan(bars[2].gain) and classes_of([], learns) == ((), (), ())
-    with pytest.raises(UsageError, match="e has no result of ppo"):
-        best_of(FINALS, ["ppo"], "e")
+    assert sides.gain_by_sparsity((0, 99, 99.9)).tolist() == pytest.approx([150, 200, math.nan], nan_ok=True)
     with pytest.raises(UsageError, match="ppo on a has the scores"):
-        best_of({"ppo": {"a": np.array([math.nan])}}, ["ppo"], "a")
+        compare({"ppo": {"a": np.array([math.nan])}, "geppo": {"a": np.zeros(1)}}, "ppo", "geppo")
 
 
 def test_a_gain_over_nothing_is_infinite_and_is_learning():
-    finals = {"ppo": {"a": np.zeros(2)}, "geppo": {"a": np.ones(2)}}
-    assert gains(finals, ["ppo"], ["geppo"], ["a"])[0].percent == math.inf
-    assert gains(finals, ["ppo"], ["ppo"], ["a"])[0].percent == 0.0
-    assert classes_of(gains(finals, ["ppo"], ["geppo"], ["a"]), lambda _, x: bool(x.mean() > 0.5)).generalized == ("a",)
-    assert classes_of(gains(finals, ["geppo"], ["ppo"], ["a"]), lambda _, x: bool(x.mean() > 0.5)).on_policy == ("a",)
+    finals = {"ppo": {"a": np.zeros(2)}, "geppo": {"a": np.full(2, 5.0)}}
+    [gain], sides = compare(finals, "ppo", "geppo")
+    assert gain.percent == math.inf and gain.learned and classes_of(sides) == (0, 1, 0)
+    [same], _ = compare({"ppo": finals["ppo"], "geppo": finals["ppo"]}, "ppo", "geppo")
+    assert same.percent == 0.0 and not same.learned
 
 
 def test_the_best_of_three_equal_arms_is_optimistic_as_the_docstring_says():

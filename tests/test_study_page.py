@@ -380,7 +380,9 @@ def test_no_two_arms_look_alike_and_an_arm_looks_the_same_in_all_charts():
 
 
 def test_the_two_sides_of_the_papers_figures_have_colours_of_their_own():
-    lines = tuple(Line(f"best {side}", TWO, TWO) for side in ("on-policy", "generalized"))
+    lines = tuple(
+        Line(f"best {side}", TWO, TWO, generalized=side == "generalized") for side in ("on-policy", "generalized")
+    )
     report = Report("", (), (Section("", "", (), (odd(*lines, names=("a", "b")),)),), (), {})
     assert [look.colour for look in looks_of(report).series.values()] == [9, 0], "grey and blue"
 

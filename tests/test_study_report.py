@@ -22,7 +22,7 @@ from gpi.study.contents import report_of
 from gpi.study.definition import Job, load_study
 from gpi.study.frame import arm_of, results_of
 from gpi.study.limits import RETURN
-from gpi.study.report.blocks import Chart, Report, Section, Table
+from gpi.study.report.blocks import Chart, Report, Section, Table, Verdict
 from gpi.study.report.page import page
 from gpi.study.results import Result, read_pack
 from gpi.study.sections.missing import command_of
@@ -65,7 +65,7 @@ def check(report: Report) -> None:
         if isinstance(one, Table):
             assert len(one.tags) == len(one.rows) and all(len(row) == len(one.columns) for row in one.rows), one.name
             assert len(set(one.columns)) == len(one.columns), one.columns
-            assert all(x is None or type(x) in (str, int, float) for row in one.rows for x in row), one.name
+            assert all(x is None or type(x) in (str, int, float, Verdict) for row in one.rows for x in row), one.name
             continue
         for line in one.lines:
             arrays = [x for x in (line.x, line.y, line.low, line.high) if x is not None]

@@ -229,7 +229,9 @@ def validate(config: Config) -> None:
     """Raise if a setting breaks a rule that holds for every task."""
     if config.algorithm not in ALGORITHMS:
         remedy = f"try {nearest(config.algorithm, ALGORITHMS) or 'geppo'!r}"
-        raise UsageError(f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; {remedy}")
+        raise UsageError(
+            f"unknown algorithm {config.algorithm!r}: it must be one of {', '.join(ALGORITHMS)}; {remedy}", "algorithm"
+        )
     check_rules(config, new=False)
     require(config, "seed", 0 <= config.seed <= 2**21 - config.seeds, f"must be in [0, {2**21} - seeds]", "use 0")
 
@@ -322,7 +324,9 @@ def expanded(settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     name = settings["preset"]
     if name not in PRESETS:
-        raise UsageError(f"preset = {ascii(name)[:80]} must be {' or '.join(PRESETS)}; leave it out for the defaults")
+        raise UsageError(
+            f"preset = {ascii(name)[:80]} must be {' or '.join(PRESETS)}; leave it out for the defaults", "preset"
+        )
     return {**PRESETS[name], **{key: value for key, value in settings.items() if key != "preset"}}
 
 
@@ -339,16 +343,18 @@ def validate_batch(config: Config, horizon: int | None) -> None:
     """Raise unless a batch divides among the environments, holds whole episodes and fills the minibatches."""
     if config.n % config.num_envs:
         more = -(-config.n // config.num_envs) * config.num_envs
-        raise UsageError(f"n = {config.n} does not divide among {config.num_envs} environments; use --n {more}")
+        raise UsageError(f"n = {config.n} does not divide among {config.num_envs} environments; use --n {more}", "n")
     samples = plan_of(config).steps
     if horizon and config.reset_each_batch and samples // config.num_envs < horizon:
         raise UsageError(
             f"a batch of {samples} gives each of {config.num_envs} environments {samples // config.num_envs} steps, "
             f"below the horizon of {horizon}: no episode would ever end; use --n {horizon * config.num_envs} or more, "
-            "or --no-reset-each-batch"
-        )
+            "or --no-reset-each-batch", "n",
+        )  # fmt: skip
     if samples < config.minibatches:
-        raise UsageError(f"minibatches = {config.minibatches} needs as many samples, a batch has {samples}; use fewer")
+        raise UsageError(
+            f"minibatches = {config.minibatches} needs as many samples, a batch has {samples}; use fewer", "minibatches"
+        )
 
 
 def plan_of(config: Config) -> Plan:
@@ -360,7 +366,7 @@ def require_positive(**settings: int) -> None:
     """Raise UsageError, naming the setting at fault, unless each is a whole number of at least 1."""
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise UsageError(f"{name} = {ascii(value)[:80]} must be a whole number of at least 1; use 1 or more")
+            raise UsageError(f"{name} = {ascii(value)[:80]} must be a whole number of at least 1; use 1 or more", name)
 
 
 def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> None:
@@ -368,7 +374,7 @@ def require(config: Config, name: str, holds: bool, rule: str, remedy: str) -> N
     if not holds:
         value = str(getattr(config, name))
         value = value if value.isprintable() else ascii(value)[1:-1]  # a file may say anything
-        raise UsageError(f"{name} = {value if len(value) <= 80 else value[:77] + '...'} {rule}; {remedy}")
+        raise UsageError(f"{name} = {value if len(value) <= 80 else value[:77] + '...'} {rule}; {remedy}", name)
 
 
 def as_first_saved(config: Config) -> dict[str, Any]:

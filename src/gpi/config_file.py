@@ -5,13 +5,12 @@ A file names no code: the 28 tasks and registered Gymnasium ids only.
 
 from __future__ import annotations
 
-import bisect
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from json import JSONDecodeError, loads
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -20,32 +19,44 @@ from gpi.config import SYNONYMS, Config, checked_type, expanded, kinds, nearest
 from gpi.errors import FileError, UsageError
 from gpi.standalone import Facts
 
-Key = tuple[str | int, ...]
-"""The way to a value: names of tables, and places in arrays."""
 REMEDY = "name a .toml file, or a run directory"
+NEWLINE = "\n"
+HEADER = re.compile(r"^[ \t]*\[\[?[ \t]*(['\"]?)(?P<name>[\w-]+)\1[ \t]*\]\]?", re.MULTILINE)
+PAIR = r"^[ \t]*(['\"]?){}\1[ \t]*[=:.]"
 MESSAGE_LIMIT = 500  # characters of a message that repeats a value from a file
 
 
 class Document(NamedTuple):
-    """The content of a file, and where each of its keys is."""
+    """The content of a file, TOML or JSON."""
 
     name: str
     data: Facts
-    lines: Mapping[Key, int]
+    text: str = ""
 
     def where(self, *key: str | int) -> str:
-        """Return `settings.toml:12`, the line of a key, or of the innermost table around it that has a line."""
-        for end in range(len(key), 0, -1):
-            if key[:end] in self.lines:
-                return f"{self.name}:{self.lines[key[:end]]}"
-        return self.name
+        """Return `settings.toml:12`, the line of a key, or of the table that it is in, as people usually write both.
+
+        `key` is the name of a setting, below that of a table, and of several tables of one name their number.
+        """
+        names = [part for part in key if isinstance(part, str)]
+        number = next((part for part in key if isinstance(part, int)), 0)
+        headers = list(HEADER.finditer(self.text))
+        mine = [header for header in headers if header["name"] == names[0]][number:]
+        table = mine[0] if mine else None
+        first, last = (table.end() if table else 0), len(self.text)
+        last = next((header.start() for header in headers if header.start() >= first), last)
+        found = table
+        for name in names[1:] if table else names:  # in JSON a table is a key
+            pair = re.compile(PAIR.format(re.escape(name)), re.MULTILINE).search(self.text, first, last)
+            found, first = (pair, pair.end()) if pair else (found, first)
+        return f"{self.name}:{self.text.count(NEWLINE, 0, found.start()) + 1}" if found else self.name
 
 
 class Settings(NamedTuple):
     """Settings from a file, of the right types."""
 
     document: Document
-    table: Key
+    table: tuple[str | int, ...]
     """Where in the document they are."""
     values: dict[str, object]
 
@@ -59,14 +70,12 @@ class Settings(NamedTuple):
         try:
             yield
         except UsageError as error:
-            found = re.match(r"(?:unknown )?(\w+) (?:=|')|.*?--([\w-]+)", str(error))
-            name = (found[1] or found[2]).replace("-", "_") if found else ""
-            if name not in self.values or name in typed:
+            if error.setting not in self.values or error.setting in typed:
                 raise
-            raise UsageError(f"{self.where(name)}: {_brief(str(error))}") from error
+            raise UsageError(f"{self.where(error.setting)}: {_brief(str(error))}") from error
 
 
-NO_FILE = Settings(Document("", {}, {}), (), {})
+NO_FILE = Settings(Document("", {}), (), {})
 
 
 def read_settings(path: Path) -> Settings:
@@ -135,7 +144,7 @@ def _no_task(file: Settings) -> NoReturn:
 
 
 def read_toml(path: Path) -> Document:
-    """Read a TOML file, and find the line of every key in it."""
+    """Read a TOML file."""
     return parse_toml(printable(path), read_text(path))
 
 
@@ -158,18 +167,18 @@ def parse_toml(name: str, text: str) -> Document:
         raise FileError(f"{name}: a number has more digits than can be read; use fewer") from error
     if too_deep:
         raise FileError(f"{name}: tables or arrays are nested more than {files.DEPTH_LIMIT} deep; flatten them")
-    return Document(name, data, _lines(text, toml=True))
+    return Document(name, data, text)
 
 
 def read_json(path: Path) -> Document:
-    """Read a JSON object, and find the line of every key in it."""
+    """Read a JSON object."""
     name, text = printable(path), read_text(path)
     try:
         data = files.parse_json(text.encode(), "it")
     except FileError as error:
         at = f":{error.__cause__.lineno}" if isinstance(error.__cause__, JSONDecodeError) else ""
         raise FileError(f"{name}{at}: {_brief(str(error))}; name the config.json of a run") from error
-    return Document(name, data, _lines(text, toml=False))
+    return Document(name, data, text)
 
 
 def read_text(path: Path) -> str:
@@ -210,118 +219,3 @@ def _deeper(value: object, limit: int) -> bool:
 
 
 DOTTED = re.compile(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}")
-BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
-STRING = re.compile(
-    r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})' r"|'''.*?'''(?:'{0,2})" r'|"(?:[^"\\\n]|\\.)*"' r"|'[^'\n]*'", re.DOTALL
-)
-BARE = re.compile(r"[\w-]+")
-ATOM = re.compile(r"[^,\]}#\n]+")  # a number, a date, a truth value
-
-
-def _lines(text: str, *, toml: bool) -> dict[Key, int]:
-    """Return the line of every key in a text that a parser has accepted."""
-    scan = _Scan(text, _read_toml_string if toml else loads)
-    with suppress(IndexError, AttributeError, ValueError):  # an unknown line is better than a traceback
-        scan.document() if toml else scan.value(())
-    return scan.lines
-
-
-def _read_toml_string(quoted: str) -> str:
-    return tomllib.loads(f"x = {quoted}")["x"]
-
-
-class _Scan:
-    """A walk over the text of TOML or JSON that a parser has accepted; it only looks for keys."""
-
-    def __init__(self, text: str, read_string: Callable[[str], str]):
-        self.text, self.read_string = text, read_string
-        self.at = 0
-        self.ends = [match.start() for match in re.finditer("\n", text)]
-        self.lines: dict[Key, int] = {}
-        self.counts: dict[Key, int] = {}  # elements of each array of tables so far
-
-    def document(self) -> None:
-        """Walk over a TOML document: headers of tables, and pairs."""
-        table: Key = ()
-        while self.peek():
-            if self.text.startswith("[[", self.at):
-                table = self.header(2)
-            elif self.peek() == "[":
-                table = self.header(1)
-            else:
-                self.pair(table)
-
-    def header(self, brackets: int) -> Key:
-        """Walk over `[table]` or `[[table]]`; return the way to it."""
-        self.at += brackets
-        table: Key = ()
-        names = self.key()
-        for i, name in enumerate(names):
-            table = (*table, name)
-            self.lines.setdefault(table, self.line())
-            if brackets == 2 and i == len(names) - 1:
-                self.counts[table] = self.counts.get(table, 0) + 1
-            if table in self.counts:  # `[a.b]` below `[[a]]` belongs to the last a
-                table = (*table, self.counts[table] - 1)
-                self.lines.setdefault(table, self.line())
-        self.peek()
-        self.at += brackets
-        return table
-
-    def pair(self, table: Key) -> None:
-        """Walk over a key, its `=` or `:`, and its value."""
-        self.peek()
-        line = self.line()
-        for name in self.key():
-            table = (*table, name)
-            self.lines.setdefault(table, line)
-        self.peek()
-        self.at += 1
-        self.value(table)
-
-    def key(self) -> list[str]:
-        """Walk over a key, which TOML lets be dotted; return its names."""
-        names = []
-        while True:
-            quoted = self.peek() in "\"'"
-            word = self.take(STRING if quoted else BARE)
-            names.append(self.read_string(word) if quoted else word)
-            if self.peek() != ".":
-                return names
-            self.at += 1
-
-    def value(self, path: Key) -> None:
-        """Walk over a value: an array, an inline table or object, a string, or anything else."""
-        first = self.peek()
-        if first not in "[{":
-            self.take(STRING if first in "\"'" else ATOM)
-            return
-        self.at += 1
-        place = 0
-        while self.peek() not in "]}":
-            if first == "{":
-                self.pair(path)
-            else:
-                self.lines.setdefault((*path, place), self.line())
-                self.value((*path, place))
-            place += 1
-            if self.peek() == ",":
-                self.at += 1
-        self.at += 1
-
-    def peek(self) -> str:
-        """Skip blanks and comments; return the next character, or nothing at the end."""
-        self.take(BLANK)
-        return self.text[self.at : self.at + 1]
-
-    def take(self, pattern: re.Pattern[str]) -> str:
-        """Walk over what a pattern matches here, and return it."""
-        match = pattern.match(self.text, self.at)
-        if match is None:
-            raise ValueError(f"unexpected text at {self.at}")
-        self.at = match.end()
-        return match[0]
-
-    def line(self) -> int:
-        """Return the line of the place where the walk is."""
-        return bisect.bisect_left(self.ends, self.at) + 1

@@ -31,6 +31,19 @@ class UsageError(GpiError, ValueError):
 
     exit_code = 2
 
+    def __init__(self, message: str = "", setting: str = ""):
+        """`setting` is the setting at fault, whose line in a file is to be named."""
+        super().__init__(message)
+        self.setting = setting
+
+
+class UnknownTaskError(UsageError):
+    """No task has this name here; on another machine, or by `--env`, one may."""
+
+    def __init__(self, message: str = ""):
+        """Blame the task."""
+        super().__init__(message, "task")
+
 
 class FileError(GpiError):
     """A checkpoint or policy file is damaged, hostile or from another run; no part of it was loaded."""
@@ -54,6 +67,8 @@ class EnvironmentFault(GpiError):  # noqa: N818 (EnvironmentError is Python's ow
     """The environment broke its contract: wrong shapes, or values that are not finite."""
 
     exit_code = 6
+    traced = False
+    """Whether a run directory has the traceback."""
 
 
 class DivergedError(GpiError):

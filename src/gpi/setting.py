@@ -108,7 +108,7 @@ def checked_type(name: str, value: Any, kind: Any) -> Any:
     """Return one setting converted to its type; raise UsageError if that is impossible."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return KINDS[kind].convert(value)
-    raise UsageError(f"{name} = {str(value)[:80]!r} must be {KINDS[kind].words}")
+    raise UsageError(f"{name} = {str(value)[:80]!r} must be {KINDS[kind].words}", name)
 
 
 def setting(

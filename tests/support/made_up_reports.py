@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpi.study.report.blocks import Chart, Line, Report, Section, Table, Tags
+from gpi.study.report.blocks import Chart, Line, Report, Section, Table, Tags, Verdict
 
 TASKS = (
     "acrobot-swingup", "acrobot-swingup_sparse", "ball_in_cup-catch", "cartpole-balance", "cartpole-balance_sparse",
@@ -96,15 +96,15 @@ def made_up_report(tasks: Sequence[str] = TASKS, arms: Sequence[Tags] = ARMS) ->
 def claims() -> Section:
     rows = (
         ("1", "The best generalized arm beats the best on-policy arm on 19 of the 21 tasks where learning occurs.",
-         "19 of 21", "17 of 22 [15, 19]", "does not hold"),
+         "19 of 21", "17 of 22 [15, 19]", Verdict("does not hold")),
         ("2", "PPO: on-policy better on 3, generalized on 18, no learning on 7.", "3 / 18 / 7", "4 / 18 / 6",
-         "undecided"),
-        ("3", "The gain exceeds 50 % on 4 tasks.", "4", "5 [3, 7]", "holds"),
-        ("4", "The gain exceeds 10 % on 13 tasks.", "13", "12 [10, 14]", "holds"),
+         Verdict("undecided")),
+        ("3", "The gain exceeds 50 % on 4 tasks.", "4", "5 [3, 7]", Verdict("holds")),
+        ("4", "The gain exceeds 10 % on 13 tasks.", "13", "12 [10, 14]", Verdict("holds")),
         ("5", "At a sparsity of at least 99 %, the mean gain is more than twice the mean of all tasks.", "> 2",
-         "3.1 [2.2, 4.0]", "holds"),
+         "3.1 [2.2, 4.0]", Verdict("holds")),
         ("6", "Effective sample size and total update size rise with kappa as figure 1 says.", "figure 1", None,
-         "not judged: data missing"),
+         Verdict("not judged: data missing")),
     )  # fmt: skip
     columns = ("#", "claim", "paper", "here", "verdict")
     note = "A claim holds if the whole interval lies on its side."

@@ -58,7 +58,7 @@ def tolerate_narrow_streams() -> None:
 
 def save_traceback(error: GpiError) -> str:
     """Save the traceback of a user's environment, unless a run directory has it; return words that say where."""
-    if not isinstance(error, EnvironmentFault) or "(traceback: " in str(error):
+    if not isinstance(error, EnvironmentFault) or error.traced:
         return ""
     from gpi.envs.faults import traceback_of
 

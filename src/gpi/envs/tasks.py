@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from gpi.envs import dmc, envpool
-from gpi.errors import UsageError
+from gpi.errors import UnknownTaskError, UsageError
 
 if TYPE_CHECKING:  # naming a task must not start anything
     from gpi.envs.importing import Make
@@ -53,16 +53,18 @@ def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
         return _own(name, backend, make)
     if dmc.short_name(name) in dmc.TASKS:
         if backend in ("gymnasium", "processes"):
-            raise UsageError(f"backend = {backend} does not have {name}: it runs on EnvPool; leave --backend out")
+            raise UsageError(
+                f"backend = {backend} does not have {name}: it runs on EnvPool; leave --backend out", "backend"
+            )
         return Task(dmc.find_spec(name).id, "dmc", own=False)
     if name in envpool.GYMNASIUM and backend in ("auto", "envpool") and not falls_back(name, backend):
         return Task(name, "envpool", own=False)
     import gymnasium
 
     if name not in gymnasium.registry:
-        raise UsageError(unknown(name, [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry]))
+        raise UnknownTaskError(unknown(name, [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry]))
     if backend == "envpool":
-        raise UsageError(f"backend = envpool does not have {name}; leave --backend out")
+        raise UsageError(f"backend = envpool does not have {name}; leave --backend out", "backend")
     return Task(name, "processes" if backend == "processes" else "gymnasium", own=False)
 
 
@@ -86,9 +88,9 @@ def unknown(name: str, known: Sequence[str]) -> str:
 def _own(name: str, backend: str, make: Make | None) -> Task:
     """Return a task of the user's own."""
     if backend == "envpool":
-        raise UsageError(f"backend = envpool does not have {name}: it is your own; leave --backend out")
+        raise UsageError(f"backend = envpool does not have {name}: it is your own; leave --backend out", "backend")
     if make is None and not OWN_TASK.fullmatch(name):
-        raise UsageError(f"task {name!r} must be module:id or module:function, as in my_module:MyEnv-v0")
+        raise UsageError(f"task {name!r} must be module:id or module:function, as in my_module:MyEnv-v0", "task")
     return Task(name, "processes" if backend == "processes" else "gymnasium", own=True)
 
 

@@ -37,9 +37,8 @@ import numpy as np
 from gpi.analysis.random_policy import RandomPolicy
 from gpi.analysis.student import LEVEL, t_quantile
 from gpi.envs import dmc
+from gpi.study.comparison import Comparison, Finals, Sides, mean_over, sides_of
 from gpi.study.intervals import WHOLE, Statistic, Strata, cautious_interval
-from gpi.study.learning import margin
-from gpi.study.paper import Finals
 from gpi.study.statistics import exact_share, sign_test
 
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not judged: data missing"
@@ -53,26 +52,6 @@ SPARSE = 0.99
 SLACK = 1e-9
 
 
-class Sides(NamedTuple):
-    """The mean of each side's best arm on each task, `[..., tasks]`, and facts about the tasks."""
-
-    on_policy: np.ndarray
-    generalized: np.ndarray
-    learned: np.ndarray
-    """Whether learning occurs under the better of the two."""
-    sparsity: np.ndarray
-    """As shares: `[tasks]`, or of several sets of tasks `[..., tasks]`."""
-
-    @property
-    def gain(self) -> np.ndarray:
-        """Generalized less on-policy."""
-        return self.generalized - self.on_policy
-
-    def at(self, places: np.ndarray) -> Sides:
-        """Return the sides of some tasks `[..., tasks]`, from those of all."""
-        return Sides(*(x[places] for x in self))
-
-
 # Quantities are NaN where they are not defined.
 
 
@@ -80,12 +59,6 @@ def share(counted: np.ndarray, among: np.ndarray) -> np.ndarray:
     """Return how large a share of some tasks another set of tasks is."""
     number = among.sum(axis=-1)
     return np.where(number > 0, (counted & among).sum(axis=-1) / np.maximum(number, 1), np.nan)
-
-
-def mean_over(values: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Return the mean over some tasks."""
-    number = among.sum(axis=-1)
-    return np.where(number > 0, np.where(among, values, 0.0).sum(axis=-1) / np.maximum(number, 1), np.nan)
 
 
 def ahead_by(percent: float, sides: Sides) -> np.ndarray:
@@ -219,22 +192,12 @@ def verdict(low: float, high: float, bar: float, strict: bool) -> str:
     return UNDECIDED
 
 
-class Column(NamedTuple):
-    """The arms of both sides, the tasks that all of them have, and the missing data."""
-
-    on_policy: tuple[str, ...]
-    generalized: tuple[str, ...]
-    tasks: tuple[str, ...]
-    missing: str = ""
-    """Why nothing can be judged; empty if all is there."""
-
-
 class Reading(NamedTuple):
     """A choice of data: the paper's own, or another that is marked so."""
 
     name: str
     of_paper: bool
-    columns: dict[str, Column]
+    columns: dict[str, Comparison]
     kappas: tuple[str, ...] = KAPPAS
 
 
@@ -254,13 +217,13 @@ def readings_of(finals: Finals, random: Mapping[str, RandomPolicy]) -> list[Read
     return [*found, Reading(f"not the paper's: {counted(columns)}, kappa = 1 only", False, columns, ("1",))]
 
 
-def counted(columns: Mapping[str, Column]) -> str:
+def counted(columns: Mapping[str, Comparison]) -> str:
     """Say how many tasks a reading has."""
     numbers = sorted({len(column.tasks) for column in columns.values() if not column.missing})
     return f"{' to '.join(map(str, numbers[:1] + numbers[1:][-1:]))} tasks" if numbers else "too few tasks"
 
 
-def columns_of(enough: Mapping[str, set[str]], kappas: Sequence[str], whole: bool) -> dict[str, Column]:
+def columns_of(enough: Mapping[str, set[str]], kappas: Sequence[str], whole: bool) -> dict[str, Comparison]:
     """Return the columns of Table I with these kappas: on all 28 tasks, or on those that have every arm."""
     columns = {}
     for name in (*PAIRS, BEST):
@@ -271,7 +234,7 @@ def columns_of(enough: Mapping[str, set[str]], kappas: Sequence[str], whole: boo
         tasks = tuple(task for task in dmc.TASKS if all(task in one for one in sets))
         fewest = len(dmc.TASKS) if whole else FEWEST_TASKS
         missing = "" if len(tasks) >= fewest else lacking(enough, (*on_policy, *generalized), tasks, fewest)
-        columns[name] = Column(on_policy, generalized, tasks, missing)
+        columns[name] = Comparison(on_policy, generalized, tasks, missing)
     return columns
 
 
@@ -317,23 +280,7 @@ class Judgement(NamedTuple):
     """With a share: the verdict would be another if one task changed sides."""
 
 
-def sides_of(column: Column, strata: Strata, random: Mapping[str, RandomPolicy]) -> Sides:
-    """Return both sides of a column from the seeds `[..., seeds]` of every arm on every task, arm by arm."""
-    arms, tasks = len(column.on_policy) + len(column.generalized), len(column.tasks)
-    known = [random[task] for task in column.tasks]
-    means = np.stack([x.mean(axis=-1) for x in strata], axis=-1)
-    means = means.reshape(*means.shape[:-1], arms, tasks)
-    sizes = np.array([x.shape[-1] for x in strata]).reshape(arms, tasks)
-    needed = [[one.mean + margin(one.deviation, one.episodes, int(n)) for one, n in zip(known, row, strict=True)]
-              for row in sizes]  # fmt: skip
-    best = means.argmax(axis=-2, keepdims=True)
-    learned = np.take_along_axis(means > np.array(needed), best, axis=-2)[..., 0, :]
-    split = len(column.on_policy)
-    sparsity = np.array([one.sparsity for one in known])
-    return Sides(means[..., :split, :].max(axis=-2), means[..., split:, :].max(axis=-2), learned, sparsity)
-
-
-def quantities(column: Column, claims: Sequence[Claim], random: Mapping[str, RandomPolicy]) -> Statistic:
+def quantities(column: Comparison, claims: Sequence[Claim], random: Mapping[str, RandomPolicy]) -> Statistic:
     """Return the function that computes the quantities `[..., claims]` of a column from the seeds of its arms."""
 
     def statistic(strata: Strata) -> np.ndarray:
@@ -353,14 +300,13 @@ def judge(finals: Finals, random: Mapping[str, RandomPolicy], reading: Reading) 
 
 
 def judge_column(
-    finals: Finals, random: Mapping[str, RandomPolicy], reading: Reading, column: Column, claims: Sequence[Claim]
+    finals: Finals, random: Mapping[str, RandomPolicy], reading: Reading, column: Comparison, claims: Sequence[Claim]
 ) -> list[Judgement]:
     """Return the claims about one column, judged together: they share their resamples."""
     nothing = partial(Judgement, reading=reading, estimate=np.nan, low=np.nan, high=np.nan, verdict=MISSING)
     if column.missing:
         return [nothing(claim, missing=column.missing) for claim in claims]
-    arms = (*column.on_policy, *column.generalized)
-    strata = [np.asarray(finals[arm][task], np.float64) for arm in arms for task in column.tasks]
+    strata = column.strata(finals)
     interval = cautious_interval(quantities(column, claims, random), strata)
     sides = sides_of(column, strata, random)
     learned = int(sides.learned.sum())

@@ -24,7 +24,7 @@ from gpi.config import Config, checked_type, decided, expanded, kinds, nearest, 
 from gpi.config_file import Document, Settings, meant, parse_toml, read_toml
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
-from gpi.errors import UsageError
+from gpi.errors import UnknownTaskError, UsageError
 from gpi.files import shown
 from gpi.training.job import resolve
 
@@ -272,9 +272,7 @@ def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: A
     with tables[1].blamed(arm.settings), tables[0].blamed({}):
         try:
             return resolve(decided(Config(task=task, **common, **expanded(arm.settings)))).config
-        except UsageError as error:
-            if str(error).startswith("unknown task"):
-                line = str(error).replace(", a Gymnasium id or module:id", " or a Gymnasium id")  # a file names no code
-                remedy = f"if it is your own environment, add --env {task}=MODULE:ID"
-                raise UsageError(f"{document.where('tasks')}: {line}; {remedy}") from error
-            raise
+        except UnknownTaskError as error:
+            line = str(error).replace(", a Gymnasium id or module:id", " or a Gymnasium id")  # a file names no code
+            remedy = f"if it is your own environment, add --env {task}=MODULE:ID"
+            raise UsageError(f"{document.where('tasks')}: {line}; {remedy}") from error

@@ -14,7 +14,7 @@ from gpi import files
 from gpi.analysis.random_policy import SAMPLES, RandomPolicy, parse, random_returns
 from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
-from gpi.errors import FileError, GpiError
+from gpi.errors import FileError, GpiError, UnknownTaskError
 
 NEGLIGIBLE = 0.01  # the largest reward that counts as none
 ENVIRONMENTS = 10
@@ -81,8 +81,8 @@ def sparsity_of(
         try:
             found[task] = kept[task] = sample(own.get(task, task), samples)
         except GpiError as error:  # of another machine's results the environment may be missing here
-            unknown = str(error).startswith("unknown task")
-            why = f"it is unknown here; if it is your own, add --env {task}=MODULE:ID" if unknown else error
+            own_task = f"it is unknown here; if it is your own, add --env {task}=MODULE:ID"
+            why = own_task if isinstance(error, UnknownTaskError) else error
             say(f"{task}: its random policy cannot be measured: {why}")
             continue
         with suppress(GpiError):  # it only saves time

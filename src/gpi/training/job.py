@@ -98,5 +98,5 @@ def validate_keeping(job: Job) -> None:
     if job.keeps and job.config.reset_each_batch and job.task.horizon is None:
         raise UsageError(
             "trust = keep needs every episode to its end, and reset_each_batch = True cuts off the last of each batch; "
-            "use --no-reset-each-batch"
-        )
+            "use --no-reset-each-batch", "trust",
+        )  # fmt: skip

@@ -29,10 +29,12 @@ def require_memory(job: Job, available: int | None = None) -> None:
     usual = {field.name: field.default for field in dataclasses.fields(Config)}
     guilty = [name for name in SIZES if memory_needed(dataclasses.replace(config, **{name: usual[name]})) <= available]
     options = " or ".join("--" + name.replace("_", "-") for name in guilty)
-    values = ", ".join(f"{name} = {value}" for name, value in sizes.items() if value != usual[name])
+    larger = {name: value for name, value in sizes.items() if value != usual[name]}
+    values = ", ".join(f"{name} = {value}" for name, value in larger.items())
     raise UsageError(
         f"{values or 'the run'} needs at least {needed / 2**30:,.1f} GiB of memory, this machine has "
-        f"{available / 2**30:,.1f} GiB free; use {f'a smaller {options}' if options else 'smaller sizes'}"
+        f"{available / 2**30:,.1f} GiB free; use {f'a smaller {options}' if options else 'smaller sizes'}",
+        next(iter([*larger, *guilty]), ""),
     )
 
 

@@ -370,14 +370,16 @@ def save_traceback(error: EnvironmentFault, directory: Path) -> EnvironmentFault
         return error
     path = directory / TRACEBACK
     files.write(path, text.encode())
-    return EnvironmentFault(f"{error} (traceback: {path})")
+    found = EnvironmentFault(f"{error} (traceback: {path})")
+    found.traced = True
+    return found
 
 
 def with_remedy(fault: EnvironmentFault, directory: Path, job: Job) -> EnvironmentFault:
     """Return a fault of the environment that says that the run was saved, and how to continue it."""
     own = f" --env {job.config.task}" if ":" in job.config.task else ""
     said = EnvironmentFault(f"{fault}; saved: `gpi resume {directory}{own}` continues once it is fixed")
-    said.__cause__ = fault.__cause__
+    said.__cause__, said.traced = fault.__cause__, fault.traced
     return said
 
 

@@ -16,6 +16,19 @@ class Tags(NamedTuple):
     """As it is written in names: 0, 0.5 or 1; empty for on-policy algorithms."""
 
 
+class Verdict(str):
+    """A cell that decides a claim, shown with the symbol and the colour of its kind."""
+
+    kind: str
+    """`holds`, `does not hold`, `undecided`, or `not judged` with its reason after a colon."""
+
+    def __new__(cls, kind: str, text: str = "") -> Verdict:
+        """Return the cell, whose text is its kind if there is no more to say."""
+        cell = super().__new__(cls, text or kind)
+        cell.kind = kind
+        return cell
+
+
 class Table(NamedTuple):
     """A table: one row of cells for each entry of `tags`."""
 
@@ -43,6 +56,8 @@ class Line(NamedTuple):
     seeds: np.ndarray | None = None
     """`[seeds, points]`: every seed, drawn faintly."""
     tags: Tags = Tags()
+    generalized: bool | None = None
+    """Which side of figures 2 to 4 it is, if it is one."""
 
 
 class Chart(NamedTuple):
@@ -55,7 +70,7 @@ class Chart(NamedTuple):
     y_label: str
     lines: tuple[Line, ...]
     names: tuple[str, ...] = ()
-    """What stands beside the bars, the tasks; a chart without names has lines over numbers."""
+    """What stands beside the bars, such as tasks; a chart without names has lines over numbers."""
     tags: Tags = Tags()
     y_range: tuple[float, float] | None = None
 

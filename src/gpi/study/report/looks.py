@@ -34,7 +34,7 @@ COLOURS = (
 )
 DASHES = ((), (7.0, 3.0), (2.0, 2.5), (8.0, 2.5, 2.0, 2.5))  # in points, on and off
 OF_ALGORITHM = {"geppo": 0, "ppo": 1, "getrpo": 2, "trpo": 3, "gevmpo": 4, "vmpo": 5}
-OF_SIDE = {"generalized": 0, "on-policy": 9}  # the sides of figures 2 and 3
+OF_SIDE = {True: 0, False: 9}  # generalized or on-policy
 OF_KAPPA = {"1": 0, "0.5": 1, "0": 2, "": 3}
 NEGATIVE = 2  # of a lone series
 FREE = (0, 2, 4, 6, 3, 7, 1, 8, 5, 9)  # the order for labels that say nothing: neighbours far apart
@@ -77,8 +77,7 @@ def wish(line: Line) -> Look | None:
     algorithm, kappa = line.tags.algorithm, line.tags.kappa
     if algorithm in OF_ALGORITHM:
         return Look(OF_ALGORITHM[algorithm], OF_KAPPA.get(kappa, 0))
-    side = next((colour for word, colour in OF_SIDE.items() if word in line.label.lower()), None)
-    return None if side is None else Look(side, 0)
+    return None if line.generalized is None else Look(OF_SIDE[line.generalized], 0)
 
 
 def looks(lines: Iterable[Line]) -> dict[str, Look]:

@@ -21,7 +21,7 @@ from gpi.study.claims import (
     readings_of,
 )
 from gpi.study.frame import FINISHED
-from gpi.study.report.blocks import Section, Table, Tags
+from gpi.study.report.blocks import Section, Table, Tags, Verdict
 from gpi.study.sections.words import FINAL, NO_LEARNING, Material, slug
 from gpi.study.theory_claims import theory_claims
 from gpi.terminal import plural
@@ -81,12 +81,18 @@ def worded(one: Judgement) -> str:
     return NOT_REACHED.format(*kappas) if one.verdict == FAILS and len(kappas) == 1 else one.verdict
 
 
+def said_of(one: Judgement) -> str:
+    """Return the cell of a verdict; that a single kappa does not reach a claim is none."""
+    text = worded(one) + (f"; {HANGS}" if one.hangs_by_one_task else "")
+    return Verdict(one.verdict, text) if worded(one) == one.verdict else text
+
+
 def claims_table(reading: Reading, said: Sequence[Judgement]) -> Table:
     """Return the table of the claims in one reading."""
     why = any(one.missing for one in said)
     rows = [
         (one.claim.words, one.claim.paper, ours(one), between(one, one.low, one.high),
-         worded(one) + (f"; {HANGS}" if one.hangs_by_one_task else ""), over_tasks(one), one.claim.judged,
+         said_of(one), over_tasks(one), one.claim.judged,
          *([one.missing] if why else []))
         for one in said
     ]  # fmt: skip
@@ -129,12 +135,12 @@ def over_tasks(one: Judgement) -> str | None:
     if over is None or over.verdict == MISSING:
         return None
     test = f", p = {over.p:.2g}" if np.isfinite(over.p) else ""
-    return f"{over.verdict}: {between(one, over.low, over.high)}{test}"
+    return Verdict(over.verdict, f"{over.verdict}: {between(one, over.low, over.high)}{test}")
 
 
 def theory_table() -> Table:
     """Return the claims of theory, which are computed and need no result."""
-    rows = tuple((one.words, one.paper, one.ours, one.verdict, one.judged) for one in theory_claims())
+    rows = tuple((one.words, one.paper, one.ours, Verdict(one.verdict), one.judged) for one in theory_claims())
     note = "Computed from the closed form of Theorem 4; tested against a convex solver."
     return Table("claims-theory", "Claims of theory (Theorem 4, figure 1)", note,
                  ("claim", "paper", "ours", "verdict", "judged by"), rows, (Tags(),) * len(rows))  # fmt: skip

@@ -9,10 +9,10 @@ import numpy as np
 
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
-from gpi.study.claims import TABLE_1, Column, mean_over, sides_of
+from gpi.study.claims import TABLE_1
+from gpi.study.comparison import LEVELS, Comparison, Gain, Sides, classes_of, gains, sides_of
 from gpi.study.frame import arm_of, kappa_of
 from gpi.study.intervals import Strata, cautious_interval
-from gpi.study.paper import Gain, classes_of, figure_2, figure_3, figure_4, gains, learned_in
 from gpi.study.report.blocks import Chart, Line, Section, Table, Tags
 from gpi.study.sections.words import (
     BEST_OF,
@@ -51,6 +51,11 @@ class View(NamedTuple):
     def generalized(self) -> tuple[str, ...]:
         """The generalized arms."""
         return tuple(arm for pair in self.columns.values() for arm in pair[1])
+
+    @property
+    def compared(self) -> Comparison:
+        """The best of all on-policy arms against the best of all generalized ones."""
+        return Comparison(self.on_policy, self.generalized, self.tasks)
 
 
 def paper_section(material: Material) -> Section | None:
@@ -124,14 +129,20 @@ def view_of(
     return View(title, name, columns, material.judged(tasks) if used else (), settings)
 
 
+def sides_in(material: Material, on_policy: Sequence[str], generalized: Sequence[str], view: View) -> Sides:
+    """Return both sides of some arms on the tasks of a view."""
+    compared = Comparison(tuple(on_policy), tuple(generalized), view.tasks)
+    return sides_of(compared, compared.strata(material.finals), material.random, material.shares)
+
+
 def blocks_of(material: Material, view: View) -> list[Table | Chart]:
     """Return the figures and tables of a view."""
-    found = gains(material.finals, view.on_policy, view.generalized, view.tasks)
-    shown = figure_2(found, material.learns)
+    sides = sides_in(material, view.on_policy, view.generalized, view)
+    found = gains(material.finals, view.compared, sides)
+    shown = [gain for gain in found if gain.learned]
     blocks: list[Table | Chart] = [table_1_of(material, view)]
     if shown:
-        ordered = figure_3(found, material.learns)
-        blocks += [figure_2_of(view, shown), figure_3_of(view, ordered), *figure_4_of(material, view, found)]
+        blocks += [figure_2_of(view, shown), figure_3_of(view, shown), *figure_4_of(material, view, sides)]
     return [*blocks, table_of(material, view, found)]
 
 
@@ -142,7 +153,7 @@ def called(view: View, what: str) -> str:
 
 def figure_2_of(view: View, shown: Sequence[Gain]) -> Chart:
     """Return figure 2: final performance of the best arm of each side, with every seed."""
-    lines = []
+    shown, lines = sorted(shown, key=lambda gain: -gain.on_policy.finals.mean()), []
     for label, sides in (
         ("on-policy", [gain.on_policy for gain in shown]),
         ("generalized", [gain.generalized for gain in shown]),
@@ -152,7 +163,7 @@ def figure_2_of(view: View, shown: Sequence[Gain]) -> Chart:
         for place, side in enumerate(sides):
             seeds[: len(side.finals), place] = side.finals
         x = np.arange(len(shown), dtype=np.float64)
-        lines.append(Line(f"best {label}", x, ends[0], ends[1], ends[2], seeds))
+        lines.append(Line(f"best {label}", x, *ends, seeds=seeds, generalized=label == "generalized"))
     note = f"Sorted by on-policy performance; tasks without learning are left out. {FINAL} {NO_LEARNING} {STUDENT}"
     return Chart(called(view, "figure-2"), f"Figure 2. Final performance by task. {view.title}", note, "", "return",
                  tuple(lines), tuple(gain.task for gain in shown))  # fmt: skip
@@ -160,38 +171,35 @@ def figure_2_of(view: View, shown: Sequence[Gain]) -> Chart:
 
 def figure_3_of(view: View, shown: Sequence[Gain]) -> Chart:
     """Return figure 3: the difference of the two sides."""
+    shown = sorted(shown, key=lambda gain: -gain.difference)
     ends = np.array([welch(gain.generalized.finals, gain.on_policy.finals) for gain in shown])
-    line = Line("generalized less on-policy", np.arange(len(shown), dtype=np.float64), *ends.T)
+    line = Line("generalized less on-policy", np.arange(len(shown), dtype=np.float64), *ends.T, generalized=True)
     note = f"Sorted by the difference; tasks without learning are left out. {FINAL} {NO_LEARNING} {STUDENT}"
     return Chart(called(view, "figure-3"), f"Figure 3. Difference in final performance. {view.title}", note, "",
                  "difference in return", (line,), tuple(gain.task for gain in shown))  # fmt: skip
 
 
-def figure_4_of(material: Material, view: View, found: Sequence[Gain]) -> list[Table | Chart]:
+def figure_4_of(material: Material, view: View, sides: Sides) -> list[Table | Chart]:
     """Return figure 4: the mean difference over tasks that are at least so sparse, as a chart and a table."""
-    sparsity = {task: 100.0 * material.random[task].sparsity for task in view.tasks}
-    bars = [bar for bar in figure_4(found, material.learns, sparsity) if bar.tasks]
-    column = Column(view.on_policy, view.generalized, view.tasks)
-    levels = np.array([bar.sparsity for bar in bars])
+    counts = {level: int((sides.learned & (100.0 * sides.sparsity >= level)).sum()) for level in LEVELS}
+    counts = {level: number for level, number in counts.items() if number}
 
     def by_level(strata: Strata) -> np.ndarray:
-        sides = sides_of(column, strata, material.random)
-        return np.stack(
-            [mean_over(sides.gain, sides.learned & (100.0 * sides.sparsity >= level)) for level in levels], -1
-        )
+        resampled = sides_of(view.compared, strata, material.random, material.shares)
+        return resampled.gain_by_sparsity(list(counts))
 
-    strata = [material.finals[arm][task] for arm in (*view.on_policy, *view.generalized) for task in view.tasks]
-    ends = cautious_interval(by_level, strata)
-    names = tuple(f">= {bar.sparsity:g} %" for bar in bars)
+    ends = cautious_interval(by_level, view.compared.strata(material.finals))
+    names = tuple(f">= {level:g} %" for level in counts)
+    overall = float(ends.estimate[0])
     note = (
         "Sparsity is the percentage of 100,000 samples of a uniformly random policy with a reward of at most 0.01. "
         f"Tasks without learning are left out. {FINAL} {NO_LEARNING} {INTERVALS}"
     )
     title = f"Figure 4. Mean difference by sparsity. {view.title}"
-    line = Line("generalized less on-policy", np.arange(len(bars), dtype=np.float64), *ends)
+    line = Line("generalized less on-policy", np.arange(len(names), dtype=np.float64), *ends, generalized=True)
     rows = tuple(
-        (name, len(bar.tasks), float(bar.gain), float(low), float(high), float(bar.ratio))
-        for name, bar, low, high in zip(names, bars, ends.low, ends.high, strict=True)
+        (name, number, *map(float, three), float(three[0]) / overall if overall else np.nan)
+        for name, number, three in zip(names, counts.values(), zip(*ends, strict=True), strict=True)
     )
     columns = ("sparsity", "tasks", "mean difference", "low", "high", "relative to all tasks")
     return [
@@ -205,10 +213,7 @@ def table_1_of(material: Material, view: View) -> Table:
     sides: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         **view.columns, **({"Best": (view.on_policy, view.generalized)} if len(view.columns) > 1 else {}),
     }  # fmt: skip
-    counts = {
-        name: [len(tasks) for tasks in classes_of(gains(material.finals, *pair, view.tasks), material.learns)]
-        for name, pair in sides.items()
-    }
+    counts = {name: classes_of(sides_in(material, *pair, view)) for name, pair in sides.items()}
     known = set(view.tasks) <= set(dmc.TASKS) and not view.settings
     paper = {f"{name}, paper": TABLE_1[name] for name in counts if name in TABLE_1 and known}
     rows = [
@@ -227,7 +232,7 @@ def table_of(material: Material, view: View, found: Sequence[Gain]) -> Table:
     for gain in sorted(found, key=lambda gain: -gain.difference):
         on_policy, generalized = (mean_of(gain.task, side.finals) for side in gain[1:3])
         gap = welch(gain.generalized.finals, gain.on_policy.finals)
-        learned = "yes" if learned_in(gain, material.learns) else "no"
+        learned = "yes" if gain.learned else "no"
         percent = gain.percent if np.isfinite(gain.percent) else None
         sparsity = 100.0 * material.random[gain.task].sparsity
         rows.append((gain.task, gain.on_policy.arm, *on_policy, gain.generalized.arm, *generalized, *gap, percent,

@@ -15,7 +15,6 @@ from gpi.rundir.run import FINAL_STEPS
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
-from gpi.study.learning import learning_occurs
 from gpi.study.report.blocks import Tags
 from gpi.study.statistics import SCALE
 
@@ -53,11 +52,14 @@ class Material(NamedTuple):
         """Final performance by arm and task."""
         return self.results.finals
 
-    def learns(self, task: str, finals: np.ndarray) -> bool:
-        """Return whether learning occurs on a task, whose random policy must be known."""
-        known = self.random[task]
-        steps = min(run.final_steps for run in self.results.runs if run.config.short_task == task)
-        return learning_occurs(finals, known.mean, known.deviation, known.episodes, steps / FINAL_STEPS)
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part of 204,800 steps that final performance is over, by task: less than 1 of short runs."""
+        runs = self.results.runs
+        steps = {
+            task: [run.final_steps for run in runs if run.config.short_task == task] for task in self.results.tasks
+        }
+        return {task: min(several) / FINAL_STEPS for task, several in steps.items()}
 
     def judged(self, tasks: Sequence[str]) -> tuple[str, ...]:
         """Return the tasks whose random policy is known well enough to tell learning from none."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
-from gpi.study.report.blocks import Table, Tags
+from gpi.study.report.blocks import Table, Tags, Verdict
 from gpi.study.report.page.layout import Facets
 from gpi.study.report.text import NUMERIC, Cell, escape, shown
 
 TALL = 30  # rows; longer tables scroll in a separate box
 WIDE = 8  # columns; wider tables have less air
 LONG = 30  # characters; longer texts are broken into lines
-VERDICTS = {  # the words that decide a claim, their symbol and their colour
+VERDICTS = {  # kinds of verdicts, their symbol and their colour
     "holds": ("✓", "good"),
     "does not hold": ("✗", "bad"),
     "undecided": ("≈", "open"),
@@ -23,9 +22,8 @@ PLURAL = {"holds": "hold", "does not hold": "do not hold"}
 
 
 def verdict_of(cell: Cell) -> str | None:
-    """Return the verdict that a cell begins with, if it does."""
-    words = cell.lower() if isinstance(cell, str) else ""
-    return next((word for word in VERDICTS if re.match(rf"{word}\b", words)), None)
+    """Return the kind of a cell that is a verdict, without its reason."""
+    return cell.kind.partition(":")[0] if isinstance(cell, Verdict) else None
 
 
 class Column(NamedTuple):
