@@ -27,17 +27,23 @@ MESSAGE_LIMIT = 500  # characters of a message that repeats a value from a file
 
 
 class Document(NamedTuple):
-    """The content of a file, and where each of its keys is."""
+    """The content of a file, with the text that it was read from."""
 
     name: str
     data: Facts
-    lines: Mapping[Key, int]
+    text: str
+
+    @property
+    def lines(self) -> dict[Key, int]:
+        """The line of every key, found when an error asks for one."""
+        return _lines(self.text, toml=not self.name.endswith(".json"))
 
     def where(self, *key: str | int) -> str:
         """Return `settings.toml:12`, the line of a key, or of the innermost table around it that has a line."""
+        lines = self.lines
         for end in range(len(key), 0, -1):
-            if key[:end] in self.lines:
-                return f"{self.name}:{self.lines[key[:end]]}"
+            if key[:end] in lines:
+                return f"{self.name}:{lines[key[:end]]}"
         return self.name
 
 
@@ -66,7 +72,7 @@ class Settings(NamedTuple):
             raise UsageError(f"{self.where(name)}: {_brief(str(error))}") from error
 
 
-NO_FILE = Settings(Document("", {}, {}), (), {})
+NO_FILE = Settings(Document("", {}, ""), (), {})
 
 
 def read_settings(path: Path) -> Settings:
@@ -158,7 +164,7 @@ def parse_toml(name: str, text: str) -> Document:
         raise FileError(f"{name}: a number has more digits than can be read; use fewer") from error
     if too_deep:
         raise FileError(f"{name}: tables or arrays are nested more than {files.DEPTH_LIMIT} deep; flatten them")
-    return Document(name, data, _lines(text, toml=True))
+    return Document(name, data, text)
 
 
 def read_json(path: Path) -> Document:
@@ -169,7 +175,7 @@ def read_json(path: Path) -> Document:
     except FileError as error:
         at = f":{error.__cause__.lineno}" if isinstance(error.__cause__, JSONDecodeError) else ""
         raise FileError(f"{name}{at}: {_brief(str(error))}; name the config.json of a run") from error
-    return Document(name, data, _lines(text, toml=False))
+    return Document(name, data, text)
 
 
 def read_text(path: Path) -> str:
