@@ -146,6 +146,7 @@ def run_study(
     options = options or Options()
     wanted, stop = load_study(source, options.environments), Stop(options.seconds)
     with ExitStack() as stack:
+        stack.enter_context(handling(stop))
         where = executor(stack)
         study = begin(wanted, Path(out), options, where)
         keep_source(study, source)
@@ -154,6 +155,7 @@ def run_study(
         require_disk(study, todo)
         runner = Runner(study, todo, options, stack.enter_context(runner_file(study.path)))
         words, notes = where.get_ready(runner)
+        stack.enter_context(handling(stop))  # again, as Ray has taken the signals
         screen = stack.enter_context(Screen(stream, quiet=quiet))
         done = len(jobs) - len(todo)
         screen.say(f"{study.name}: {plural(len(jobs), 'job')}, {done} done; {words}; writing {study.path}")
@@ -161,7 +163,6 @@ def run_study(
             notes.append(f"{plural(again, 'job')} that had been set aside get one more attempt")
         for note in filter(None, [*notes, *wanted.notes]):
             screen.say(f"note: {note}")
-        stack.enter_context(handling(stop))
         engine = Engine(runner, done, where, screen)
         engine.run(stop)
         return engine.ended(len(jobs), stop)
