@@ -19,11 +19,12 @@ from pathlib import Path
 HERE = Path(__file__).parents[1]
 STUDY = 'tasks = ["CartPole-v1"]\nseeds = 1\nsteps = 1024\n\n[[grid]]\nalgorithm = "geppo"\n'
 TRACE = """
-import sys
+import inspect, sys
 called = set()
 def note(frame, event, _):
     path = frame.f_code.co_filename
-    if event == "call" and "/gpi/" in path and not frame.f_code.co_name.startswith("<"):
+    body = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # of a function; that of a class is a call too
+    if event == "call" and body and "/gpi/" in path and not frame.f_code.co_name.startswith("<"):
         called.add((path, frame.f_code.co_qualname))
 sys.setprofile(note)
 import gpi.cli

@@ -17,7 +17,7 @@ from typing import ClassVar
 import pytest
 
 from gpi.cli import main, parser
-from gpi.cli.study_run import duration
+from gpi.cli.study import duration
 from gpi.cli.train import typed_settings
 from gpi.config import Config
 from gpi.errors import DiskError, UsageError
@@ -531,7 +531,7 @@ def test_only_crashes_without_progress_count_against_a_job(tmp_path: Path, steps
         [waiting] = found.waiting
         found.waiting.clear()
         waiting.attempts += 1
-        found._end(Running(waiting, Task(), 0, "", 0.0, None, 0, taken), 1)  # type: ignore[arg-type]
+        found._end(Running(waiting, Task(), 0, "", 0.0, 0, taken), 1)  # type: ignore[arg-type]
         assert (one.name in found.aside) == (number == attempts)
     assert read_failure(found.study, one) == Failure("exit code 1", 1, attempts)
 
@@ -544,7 +544,7 @@ def test_whole_jobs_are_begun_only_if_they_end_in_time(tmp_path: Path):
     found.speeds.note(short, 1000, 1000 * per_step(short))
     assert started(found, stop) is short
     assert started(found, stop) is None
-    assert not any(found._may_start(one, stop) for one in found.waiting)
+    assert not any(found._fits(one, stop) for one in found.waiting)
     found.speeds.ratios.clear()
     assert started(found, stop) is long, "nobody knows how long it takes"
 
@@ -578,7 +578,7 @@ def test_a_run_that_another_process_saves_is_waited_for_in_silence(tmp_path: Pat
     for number in range(1, 8):
         [waiting] = found.waiting
         found.waiting.clear()
-        found._end(Running(waiting, Task(), 0, "", 0.0, None, 0, 0), BUSY)  # type: ignore[arg-type]
+        found._end(Running(waiting, Task(), 0, "", 0.0, 0, 0), BUSY)  # type: ignore[arg-type]
         said = found.screen.stream.getvalue()  # type: ignore[attr-defined]
         assert said.count("is in use by process 7") == (number * BUSY_SECONDS >= SAVING)
 

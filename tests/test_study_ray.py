@@ -361,7 +361,8 @@ def test_a_ray_of_this_machine_survives_its_workers_and_ends_with_its_node(tmp_p
     study = open_study(out)
     (killed, pids), (other, _) = workers(study).items()
     os.kill(pids.job, signal.SIGKILL)
-    until(lambda: len(workers(study)) == 2 and workers(study)[killed] != pids)
+    since = time.time()
+    until(lambda: killed in workers(study, since) and len(workers(study)) == 2)
     os.kill(workers(study)[other].worker, signal.SIGKILL)
     until(lambda: max(ray_jobs.attempt_of(study, one) for one in study.jobs) == 2)
     until(lambda: len(workers(study)) == 2)
@@ -435,14 +436,15 @@ class Pids(NamedTuple):
     job: int
 
 
-def workers(study: StudyDir) -> dict[str, Pids]:
-    """Return the processes of the jobs that run and have taken steps, by their names."""
+def workers(study: StudyDir, since: float = 0.0) -> dict[str, Pids]:
+    """Return the processes of the jobs that run and have taken steps, the last of them since then, by their names."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
             for one in study.jobs if "gpi.cli.child" in words else ():
-                if str(study.run(one)) in words and last_timing(study.run(one))[0] > 0:
+                run = study.run(one)
+                if str(run) in words and last_timing(run)[0] > 0 and (run / "timing.csv").stat().st_mtime > since:
                     found[one.name] = Pids(int(words[words.index("gpi.cli.child") + 1]), int(path.parent.name))
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpi import cli
-from gpi.cli.study_status import cell, number, screen
+from gpi.cli.status_screen import cell, number, screen
 from gpi.study.definition import Job, load_study
 from gpi.study.directory import Failure, StudyDir, write_failure
 from gpi.study.engine.locks import runner_file

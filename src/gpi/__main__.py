@@ -6,6 +6,8 @@ import sys
 def main() -> int:
     """Run one command; return the exit code."""
     try:
+        import fcntl  # noqa: F401 (commands are imported later)
+
         from gpi.cli import main as run
     except ModuleNotFoundError as error:
         if error.name != "fcntl":

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 
-from gpi.cli.doctor import add_doctor
-from gpi.cli.environments import add_check, add_tasks
-from gpi.cli.guide import Version, add_help, teach
+from gpi.cli.guide import Version, add_help, introduce, teach
 from gpi.cli.output import complain, silence
 from gpi.cli.parsing import Parser
-from gpi.cli.policies import add_eval, add_export, add_record
-from gpi.cli.reports import add_audit, add_mixture, add_plot
-from gpi.cli.study import add_study
-from gpi.cli.train import add_resume, add_train
 from gpi.errors import EnvironmentFault, GpiError, unexpected
 from gpi.training.signals import starting
+
+MODULES = {
+    "train": "train", "resume": "train", "check": "environments", "eval": "policies", "record": "policies",
+    "export": "policies", "plot": "reports", "audit": "reports", "mixture": "reports", "tasks": "environments",
+    "study": "study", "doctor": "doctor",
+}  # fmt: skip
+"""Each command, and the module that has its `add_` and `run_`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tolerate_narrow_streams()
     try:
         with starting():
-            parsed = parser().parse_args(arguments)
+            words = sys.argv[1:] if arguments is None else list(arguments)
+            parsed = parser(words).parse_args(words)
             code = parsed.run(parsed)
         sys.stdout.flush()  # a full disk must not be noticed later than here
         return code
@@ -71,26 +74,21 @@ def save_traceback(error: GpiError) -> str:
     return f" (traceback: {path})"
 
 
-def parser() -> Parser:
-    """Return the parser of all commands and their options."""
+def parser(words: Sequence[str] = ()) -> Parser:
+    """Return the parser of the command that these words begin with, and of that alone; else of all commands."""
     top = Parser(
         prog="gpi", usage="gpi COMMAND [options]",
         description="Generalized Policy Improvement: train controllers from few samples, reusing data safely.",
     )  # fmt: skip
     top.add_argument("--version", action=Version, nargs=0, help="show the versions of gpi, Python, JAX and EnvPool")
     verbs = top.add_subparsers(metavar="COMMAND", prog="gpi", help=argparse.SUPPRESS)
-    add_train(verbs)
-    add_resume(verbs)
-    add_check(verbs)
-    add_eval(verbs)
-    add_record(verbs)
-    add_export(verbs)
-    add_plot(verbs)
-    add_audit(verbs)
-    add_mixture(verbs)
-    add_tasks(verbs)
-    add_study(verbs)
-    add_doctor(verbs)
-    add_help(top, verbs)
-    teach(top, verbs)
+    typed = [*words, ""][0]
+    for name in [typed] if typed in MODULES else MODULES:
+        add = getattr(importlib.import_module(f"gpi.cli.{MODULES[name]}"), f"add_{name}")
+        add(verbs, *(words[1:2] if name == "study" else ()))
+    if typed not in MODULES:
+        add_help(top, verbs)
+        introduce(top, verbs)
+    if typed not in MODULES or {"-h", "--help"} & set(words):
+        teach(verbs.choices)
     return top

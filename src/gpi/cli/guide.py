@@ -114,11 +114,15 @@ def add_help(top: Parser, verbs: Verbs) -> None:
     top.set_defaults(run=run_help, command=None)
 
 
-def teach(top: Parser, verbs: Verbs) -> None:
-    """Add what all commands' help has in common: examples, and for `gpi` itself the commands by purpose."""
+def introduce(top: Parser, verbs: Verbs) -> None:
+    """Add what the help of `gpi` itself has: the commands by purpose, first examples and exit codes."""
     top.description = f"{top.description}\n\n{command_list(verbs)}"
     top.epilog = f"{examples(FIRST_EXAMPLES)}\n`gpi help COMMAND` explains a command and its options.\n\n{EXIT_CODES}"
-    for name, verb in with_actions(verbs.choices):
+
+
+def teach(verbs: Mapping[str, Parser]) -> None:
+    """Add examples to the help of commands and their actions."""
+    for name, verb in with_actions(verbs):
         verb.epilog = examples(EXAMPLES[name])
 
 

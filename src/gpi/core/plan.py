@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from gpi.theory.mixture import mixture
+from gpi.theory.mixture import eps_gpi, nu
 
 TrustMode = Literal["paper", "adaptive", "strict", "keep"]
 TRUST_MODES: tuple[str, ...] = get_args(TrustMode)
@@ -29,8 +29,8 @@ def on_policy(B: int, n: int, eps: float, kappa: float) -> Plan:
 
 def reuse(B: int, n: int, eps: float, kappa: float) -> Plan:
     """Algorithm 2: n samples of each of the last M policies, mixture nu of eq (12), trust region eps_gpi of eq (10)."""
-    best = mixture(B, kappa, eps, n)
-    return Plan(best.nu, n, best.eps_gpi)
+    weights = nu(B, kappa)
+    return Plan(weights, n, eps_gpi(weights, eps))
 
 
 PLANS: dict[str, Callable[[int, int, float, float], Plan]] = {"on_policy": on_policy, "reuse": reuse}

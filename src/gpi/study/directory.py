@@ -110,16 +110,10 @@ def job_of(one: Facts) -> Job:
 
 def write_study(study: StudyDir) -> None:
     """Write study.json; no task of it names code."""
-
-    def one(job: Job) -> Facts:
-        config = dataclasses.asdict(job.config)
-        del config["task"]
-        return {"task": job.task, "arm": job.arm, "config": config}
-
-    about = {
-        "format": FORMAT, "name": study.name, "layout": dataclasses.asdict(study.layout),
-        "jobs": [one(job) for job in study.jobs],
-    }  # fmt: skip
+    jobs = [{"task": job.task, "arm": job.arm, "config": dataclasses.asdict(job.config)} for job in study.jobs]
+    for job in jobs:
+        del job["config"]["task"]
+    about = {"format": FORMAT, "name": study.name, "layout": dataclasses.asdict(study.layout), "jobs": jobs}
     study.path.mkdir(parents=True, exist_ok=True)
     files.write(study.path / FILE, (json.dumps(about, indent=1) + "\n").encode())
 

@@ -169,12 +169,8 @@ def require_disk(study: StudyDir, jobs: Sequence[Job]) -> None:
 
 def still_written(study: StudyDir, job: Job) -> int:
     """Return about how many bytes a job will still write."""
-    return max(0, disk_bytes(job) - size_of(study.run(job)))
-
-
-def size_of(directory: Path) -> int:
-    """Return the bytes of all files below a directory; 0 if there is none."""
-    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file()) if directory.exists() else 0
+    written = sum(path.lstat().st_size for path in study.run(job).rglob("*") if path.is_file())
+    return max(0, disk_bytes(job) - written)
 
 
 def free_bytes(directory: Path) -> int:

@@ -122,27 +122,22 @@ class Process:
             os.killpg(self.child.pid, signal.SIGKILL) if now else self.child.terminate()
 
 
-def cached_programs() -> dict[Path, tuple[int, int] | None]:
-    """Return the entries of JAX's cache of compiled programs, with their sizes and times."""
-    return {path: stamp(path) for path in Path(compilation_cache()).glob("*-cache")}
+def cached_programs() -> dict[Path, int]:
+    """Return the entries of JAX's cache of compiled programs, with the times of their writing."""
+    found = {}
+    for path in Path(compilation_cache()).glob("*-cache"):
+        with suppress(OSError):
+            found[path] = path.stat().st_mtime_ns
+    return found
 
 
-def remove_programs_since(before: Mapping[Path, tuple[int, int] | None]) -> None:
+def remove_programs_since(before: Mapping[Path, int]) -> None:
     """Remove entries that are new: JAX writes them in place, and never replaces one that a kill has cut short."""
-    for path, now in cached_programs().items():
-        if before.get(path) != now:
+    for path, time in cached_programs().items():
+        if before.get(path) != time:
             with suppress(OSError):
                 path.unlink()
                 path.with_name(path.name.removesuffix("-cache") + "-atime").unlink(missing_ok=True)
-
-
-def stamp(path: Path) -> tuple[int, int] | None:
-    """Return the size and the time of the last writing of a file; None if it is gone."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_size, facts.st_mtime_ns
 
 
 class Local:

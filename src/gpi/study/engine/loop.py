@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,6 @@ from gpi.study.engine.begin import (
     unfinished,
 )
 from gpi.study.engine.jobs import BUSY, BUSY_SECONDS, FULL, FULL_SECONDS, RETRIES, Local, last_line, outcome, words_of
-from gpi.study.engine.jobs import stamp as stamp_of
 from gpi.study.engine.locks import runner_file
 from gpi.study.engine.schedule import SAVING, Speeds, Stop, program_of
 from gpi.study.engine.screen import Ended, Screen, Standing, final_return
@@ -100,15 +99,15 @@ class Waiting:
     """The name of its compiled program."""
     best: int = 0
     """Steps of each seed at the furthest point it has ever reached."""
+    failures: int = 0
+    """Failures since it last made progress; one that was set aside before gets one more attempt."""
+    attempts: int = 0
+    noted: int = 0
+    """Attempts recorded in its file of failure when this runner began; 0 if it had none."""
     ready: float = -math.inf
     """When it may be started, by the monotonic clock."""
     elsewhere: bool = False
     """Whether another runner had it when this one last tried."""
-    failures: int = 0
-    """Failures since it last made progress."""
-    attempts: int = 0
-    noted: int = 0
-    """Attempts recorded in its file of failure when this runner began; 0 if it had none."""
     busy: int = 0
     """How often in a row its run directory was in use: a job of a runner that was killed may still be saving."""
 
@@ -122,10 +121,8 @@ class Running:
     lock: int
     place: str
     began: float
-    table: tuple[int, int] | None
-    """Size and time of its timing.csv when it was started."""
     base: int
-    """Steps of each seed that it continued from."""
+    """Steps of each seed that it continued from: a run that is resumed goes back to its checkpoint first."""
     steps: int = 0
     iterates: bool = False
     """Whether it has compiled its program and ended an iteration."""
@@ -149,6 +146,7 @@ def run_study(
     options = options or Options()
     wanted, stop = load_study(source, options.environments), Stop(options.seconds)
     with ExitStack() as stack:
+        stack.enter_context(handling(stop))
         where = executor(stack)
         study = begin(wanted, Path(out), options, where)
         keep_source(study, source)
@@ -157,6 +155,7 @@ def run_study(
         require_disk(study, todo)
         runner = Runner(study, todo, options, stack.enter_context(runner_file(study.path)))
         words, notes = where.get_ready(runner)
+        stack.enter_context(handling(stop))  # again, as Ray has taken the signals
         screen = stack.enter_context(Screen(stream, quiet=quiet))
         done = len(jobs) - len(todo)
         screen.say(f"{study.name}: {plural(len(jobs), 'job')}, {done} done; {words}; writing {study.path}")
@@ -164,7 +163,6 @@ def run_study(
             notes.append(f"{plural(again, 'job')} that had been set aside get one more attempt")
         for note in filter(None, [*notes, *wanted.notes]):
             screen.say(f"note: {note}")
-        stack.enter_context(handling(stop))
         engine = Engine(runner, done, where, screen)
         engine.run(stop)
         return engine.ended(len(jobs), stop)
@@ -177,10 +175,12 @@ class Engine:
         """Take the jobs to do, beside those that are done; nothing starts yet."""
         (self.study, todo, self.options, self.file), self.executor, self.screen = runner, executor, screen
         self.speeds, self.compiled = Speeds(), set[str]()
+        self.waiting, self.running = list[Waiting](), list[Running]()
         for job in self.study.jobs:
             self.speeds.note(job, *last_timing(self.study.run(job)))
-        self.waiting = [self._entry(job) for job in todo]
-        self.running: list[Running] = []
+        for job in todo:
+            best, tries = last_timing(self.study.run(job))[0], self._tries(job)
+            self.waiting.append(Waiting(job, program_of(job), best, RETRIES if tries else 0, tries, tries))
         self.done, self.aside = done, dict[str, Failure]()
         self.steps = 0  # of all seeds of jobs that ended in this session
         self.began, self.looked, self.beat = time.monotonic(), -math.inf, -math.inf
@@ -188,13 +188,6 @@ class Engine:
         self.said: set[str] = set()
         self.stopping, self.killed = False, 0
         self.room = -math.inf  # when to look again whether the disk has room
-
-    def _entry(self, job: Job) -> Waiting:
-        """Return a job as one that waits; one that was set aside before gets one attempt."""
-        noted = self._tries(job)
-        failures = RETRIES if noted else 0
-        best, _ = last_timing(self.study.run(job))
-        return Waiting(job, program_of(job), best, failures=failures, attempts=noted, noted=noted)
 
     def _tries(self, job: Job) -> int:
         """Return how often a job that is set aside was tried; 0 if it is not."""
@@ -212,8 +205,8 @@ class Engine:
                 while not stop.asked and (place := self._free_place()) is not None and self._start_next(place, stop):
                     pass
                 self._tell()
-                ended = stop.asked or self.executor.lost or not any(self._may_start(one, stop) for one in self.waiting)
-                if ended and not self.running:
+                left = [one for one in self.waiting if not one.elsewhere and self._fits(one, stop)]
+                if not self.running and (stop.asked or self.executor.lost or not left):
                     return
                 time.sleep(TICK)
         finally:
@@ -248,10 +241,6 @@ class Engine:
         if not self.options.whole_jobs or self.speeds.ratio(one.job) is None:
             return True
         return self.speeds.remaining(one.job, one.best) <= stop.seconds_left()
-
-    def _may_start(self, one: Waiting, stop: Stop) -> bool:
-        """Return whether this runner can still start a job, now or later."""
-        return not one.elsewhere and self._fits(one, stop)
 
     def _claim(self, one: Waiting) -> int | None:
         """Lock a job for this runner; None if another has it or has ended it, or if it cannot begin now."""
@@ -306,7 +295,6 @@ class Engine:
 
     def _start(self, one: Waiting, lock: int, place: str) -> bool:
         """Start a job that this runner has locked; return whether that worked."""
-        run = self.study.run(one.job)
         try:
             task = self.executor.start(one.job, place)
         except OSError as error:
@@ -314,8 +302,7 @@ class Engine:
             self._postpone(one, f"cannot be started: {reason(error)}")
             return False
         self.waiting.remove(one)
-        table = stamp_of(run / "timing.csv")
-        self.running.append(Running(one, task, lock, place, time.monotonic(), table, one.best))
+        self.running.append(Running(one, task, lock, place, time.monotonic(), one.best))
         one.attempts += 1
         return True
 
@@ -332,15 +319,13 @@ class Engine:
                 os.close(one.lock)
 
     def _look(self, one: Running) -> None:
-        """Read how far a job is: once it has begun a row of its table, its program is compiled."""
-        job, run = one.waiting.job, self.study.run(one.waiting.job)
-        if one.iterates or stamp_of(run / "timing.csv") not in (None, one.table):
-            one.steps, seconds = last_timing(run)
-            one.iterates = one.iterates or one.steps > 0
-            one.base = min(one.base, one.steps)  # a run that is resumed goes back to its checkpoint first
-            if one.iterates:
-                self.compiled.add(one.waiting.program)
-                self.speeds.note(job, one.steps, seconds)
+        """Read how far a job is: once it has gone on, its program is compiled."""
+        one.steps, seconds = last_timing(self.study.run(one.waiting.job))
+        one.base = min(one.base, one.steps)
+        one.iterates = one.iterates or one.steps > one.base
+        if one.iterates:
+            self.compiled.add(one.waiting.program)
+            self.speeds.note(one.waiting.job, one.steps, seconds)
 
     def _tell(self) -> None:
         """Once a second look how far jobs are, and show it to the user and to other processes."""
@@ -353,31 +338,27 @@ class Engine:
         if not self.executor.places() and not self.executor.lost:
             self._say_once("nodes", "wait   no node is left that can run a job; the study continues when one joins")
         self.marks.append((now, self.steps + sum(one.gained for one in self.running)))
-        standing = self.standing()
-        self.screen.show(standing)
+        (t0, s0), (t1, s1) = self.marks[0], self.marks[-1]
+        rate = (s1 - s0) / (t1 - t0) if t1 > t0 else math.nan
+        mine = [one for one in self.waiting if not one.elsewhere]
+        running = [
+            {**one.task.facts, "job": one.waiting.job.name, "steps": one.steps, "seconds": round(now - one.began, 1)}
+            for one in self.running
+        ]  # fmt: skip
+        shares = [(one.waiting.job.name, min(1.0, one.steps / one.waiting.job.config.steps)) for one in self.running]
+        elsewhere = len(self.waiting) - len(mine)
+        self.screen.show(Standing(self.done, shares, len(mine), len(self.aside), elsewhere, rate, self._left(mine)))
         if now - self.beat >= BEAT:
             self.beat = now
-            running = [
-                {**one.task.facts, "job": one.waiting.job.name, "steps": one.steps, "seconds": now - one.began}
-                for one in self.running
-            ]  # fmt: skip
-            rate = round(standing.rate, 1) if standing.rate == standing.rate else None
-            self.file.write({"running": running, "waiting": standing.waiting, "steps_per_second": rate})
+            known = round(rate, 1) if rate == rate else None
+            self.file.write({"running": running, "waiting": len(mine), "steps_per_second": known})
 
-    def standing(self) -> Standing:
-        """Return where this runner stands."""
-        mine = [one for one in self.waiting if not one.elsewhere]
+    def _left(self, mine: Sequence[Waiting]) -> float:
+        """Return about how many seconds all jobs still take; NaN before a run has shown its speed."""
         ahead = [self.speeds.remaining(one.job, one.best) for one in mine]
         ahead += [self.speeds.remaining(one.waiting.job, one.steps, begun=one.iterates) for one in self.running]
-        slots = self.executor.places().total()
-        left = max([sum(ahead) / max(slots, 1), *ahead])
-        (t0, s0), (t1, s1) = (self.marks[0], self.marks[-1]) if self.marks else ((0.0, 0), (0.0, 0))
-        rate = (s1 - s0) / (t1 - t0) if t1 > t0 else math.nan
-        shares = [(one.waiting.job.name, min(1.0, one.steps / one.waiting.job.config.steps)) for one in self.running]
-        return Standing(
-            self.done, shares, len(mine), len(self.aside), len(self.waiting) - len(mine), rate,
-            left if self.speeds.ratios else math.nan,
-        )  # fmt: skip
+        slots = max(1, self.executor.places().total())
+        return max([sum(ahead) / slots, *ahead], default=0.0) if self.speeds.ratios else math.nan
 
     # --- end --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,12 +90,12 @@ def own_cluster(cores: int, gpus: int) -> Iterator[Any]:
         with open(fd, "wb") as file:
             file.write(os.urandom(32).hex().encode())
         guarded = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(directory)}
-        with variables({**QUIET, **ALONE, **guarded}, without=("RAY_ADDRESS", "RAY_AUTH_TOKEN")):
-            ray = imported()
-            with ended(ray):
-                own = {"include_dashboard": False, "object_store_memory": STORE}
-                connect(ray, "Ray does not start here", num_cpus=cores, num_gpus=gpus, **own)
-                yield ray
+        os.environ.update({**QUIET, **ALONE, **guarded})
+        for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN"):
+            os.environ.pop(name, None)
+        own = {"include_dashboard": False, "object_store_memory": STORE, "num_cpus": cores, "num_gpus": gpus}
+        with connected("Ray does not start here", **own) as ray:
+            yield ray
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         if owner is not None:
@@ -114,21 +114,26 @@ def remove_dead(place: Path) -> None:
 def other_cluster(where: Where) -> Iterator[Any]:
     """Connect to a cluster that runs, for as long as the block lasts; it stays."""
     require_address(where)
-    with variables({**QUIET, **(ALONE if is_loopback(where.address) else {})}):
-        ray = imported()
-        with ended(ray):
-            connect(ray, f"cannot use --address {where.address}", address=where.address)
-            yield ray
+    os.environ.update({**QUIET, **(ALONE if is_loopback(where.address) else {})})
+    with connected(f"cannot use --address {where.address}", address=where.address) as ray:
+        yield ray
 
 
-def connect(ray: Any, what: str, **options: Any) -> None:
-    """Start Ray or connect to it; raise UsageError, with `what` is wrong, if that fails."""
+@contextmanager
+def connected(what: str, **options: Any) -> Iterator[Any]:
+    """Start Ray or connect to it, until the end of a block; raise UsageError, with `what` is wrong, if that fails."""
+    ray = imported()
     try:
         with hushed():
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        ray.shutdown()
         remedy = "all nodes need the same token, Python and Ray" if "address" in options else "leave out --engine ray"
         raise UsageError(f"{what}: {first_line(error)}; {remedy}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 @contextmanager
@@ -148,32 +153,6 @@ def hushed() -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """Return what an error of Ray says, on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-@contextmanager
-def ended(ray: Any) -> Iterator[None]:
-    """Leave Ray at the end of a block."""
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def variables(values: Mapping[str, str], without: Sequence[str] = ()) -> Iterator[None]:
-    """Set environment variables for as long as a block lasts."""
-    before = {name: os.environ.get(name) for name in (*values, *without)}
-    os.environ.update(values)
-    for name in without:
-        os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def short_place() -> str:

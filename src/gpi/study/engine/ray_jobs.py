@@ -175,13 +175,13 @@ class OnRay:
 
     def notes_about(self, node: Node) -> list[str]:
         """Raise UsageError unless a node has the study's versions and sees its directory and locks; return notes."""
-        layout, secret = self.runner.study.layout, os.urandom(8).hex()
+        versions, secret = self.runner.study.layout.versions, os.urandom(8).hex()
         self.runner.file.write({"running": [], "looked_for": secret})
         path = self.runner.file.path.absolute()
         found = ask(self.ray, look_around, node, json.dumps({"file": str(path), "content": secret}))
         name = f"node {node.address} ({found['host']})"
         other = [f"{what} {found['versions'].get(what)}, the study has {version}"
-                 for what, version in layout.versions.items() if found["versions"].get(what) != version]  # fmt: skip
+                 for what, version in versions.items() if found["versions"].get(what) != version]  # fmt: skip
         open_to_all = self.where.address and not self.where.trusted and found["authentication"].lower() != "token"
         if other:
             raise UsageError(f"{name} has {'; '.join(other)}: results would change; install the same versions there")

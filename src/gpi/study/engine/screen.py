@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from gpi.errors import GpiError
-from gpi.rundir.run import Run
+from gpi.rundir.done import read_done
 from gpi.study.directory import Failure
 from gpi.terminal import clock, plural, thousands
 
@@ -105,9 +104,10 @@ def block(standing: Standing) -> RenderableType:
 
 
 def final_return(run: Path) -> str:
-    """Return the final return of a run that has ended, in words."""
-    with suppress(GpiError, OSError, ValueError):
-        known = [x for x in Run(run).returns.values() if not math.isnan(x)]
+    """Return the final return of a run that has just ended, in words."""
+    with suppress(GpiError, OSError):
+        done = read_done(run) or {}
+        known = [x for x in done.get("returns", {}).values() if x is not None]
         if known:
             spread = f" [{min(known):.1f}, {max(known):.1f}]" if len(known) > 1 else ""
             return f"final return {sum(known) / len(known):.1f}{spread}"

@@ -1,8 +1,7 @@
-"""`gpi study status`: one screen that says how far a study is."""
+"""What `gpi study status` shows: one screen that says how far a study is."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
@@ -10,13 +9,9 @@ import string
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpi.study.status import JobStatus, Status, Watch
 from gpi.terminal import clock, plural, thousands
-
-if TYPE_CHECKING:
-    from gpi.cli.parsing import Verbs
 
 SECONDS = 2.0  # between looks
 CELL, WIDE = 5, 7  # columns of a return and its mark, and where returns are in thousands and there is room
@@ -27,26 +22,13 @@ LETTERS = string.ascii_lowercase + string.ascii_uppercase  # that stand for arms
 FAILURES = 5  # that are shown on a screen
 
 
-def add_status(actions: Verbs) -> None:
-    """Add `gpi study status`."""
-    action = actions.add_parser(
-        "status", help="how far a study is: jobs, speed, time left, returns so far",
-        description="Show how far a study is; on a terminal again every two seconds, until it is done or Ctrl-C. It "
-        "only reads, so it may run anywhere and at any time.",
-    )  # fmt: skip
-    action.add_argument("dir", type=Path, metavar="DIR", help="the study's directory")
-    action.add_argument("--json", action="store_true", help="print one JSON object, with a list of jobs")
-    action.add_argument("--once", action="store_true", help="print once, also on a terminal")
-    action.set_defaults(run=run_status)
-
-
-def run_status(parsed: argparse.Namespace) -> int:
+def show(directory: Path, as_json: bool, *, once: bool) -> int:
     """Print how far a study is, or show it until it is done."""
-    watch = Watch(parsed.dir)
+    watch = Watch(directory)
     status = watch.look()
-    if parsed.json:
+    if as_json:
         print(json.dumps(status.as_json()))
-    elif parsed.once or not sys.stdout.isatty():
+    elif once or not sys.stdout.isatty():
         print("\n".join(screen(status, shutil.get_terminal_size().columns)))
     else:
         follow(watch, status)
