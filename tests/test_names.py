@@ -83,7 +83,8 @@ def test_a_name_other_than_the_run_s_is_refused(walk: tuple[gpi.Run, Watch, Eval
 @pytest.mark.parametrize(("task", "backend", "words"), [
     ("cheetah-run", "gymnasium", "runs on EnvPool"),
     ("envs_own:Walk", "envpool", "your own"),
-    ("FrozenLake-v1", "envpool", "leave --backend out"),
+    ("Taxi-v4", "envpool", "leave --backend out"),
+    ("MetaWorld/DrawerClose-v3", "gymnasium", "leave --backend out"),
     ("Pendulum-v1", "numpy", "must be one of auto, envpool, gymnasium, processes"),
     ("Pendulm-v1", "auto", "nearest is 'Pendulum-v1'"),
     ("my module:x", "auto", "must be module:id or module:function"),

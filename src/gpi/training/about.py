@@ -54,6 +54,7 @@ def write_config(directory: Path, job: Job, devices: list[Device], *, exact: boo
         "runtime": machine.runtime_settings(),
         "versions": machine.versions(),
         "exact": exact,
+        "repeats": job.repeats,
         "started": started or datetime.now().astimezone().isoformat(timespec="seconds"),
     })  # fmt: skip
 

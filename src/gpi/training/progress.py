@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 
 from gpi.callbacks import Report
+from gpi.envs.pool import Notes
 
 if TYPE_CHECKING:  # only a terminal needs it
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -159,6 +160,7 @@ class Progress:
         self.last_line = -np.inf
         self.line = LiveLine(agents)
         self.live: Live | None = None
+        self.noted: set[str] = set()
 
     def compiling(self) -> None:
         """Show, on a terminal, that training is being compiled; the live line begins here."""
@@ -180,6 +182,13 @@ class Progress:
                 self.live.console.print(line, markup=False, highlight=False)
             else:
                 print(line, file=self.stream, flush=True)
+
+    def note(self, notes: Notes) -> None:
+        """Show the notes on environments whose kind is new."""
+        for kind, line in notes.items():
+            if kind not in self.noted:
+                self.noted.add(kind)
+                self.say(f"note: {line}")
 
     def begin(self, steps: int = 0) -> None:
         """Start the clock of the first iteration, when each agent has taken `steps`."""
