@@ -209,6 +209,7 @@ class GymPool:
         """One environment per seed, which determines its resets; all run inside the context that `around` makes."""
         self.num_envs, self.around, self.notes = len(seeds), around, Notes()
         self.envs: list[CheckedEnv] = []
+        self.steps = 0  # of the pool
         try:
             for i, seed in enumerate(seeds):
                 self.envs.append(CheckedEnv(name, make, seed, i, self.notes))
@@ -231,6 +232,7 @@ class GymPool:
 
     def step(self, action: np.ndarray) -> Step[np.ndarray]:
         """Step every environment; one that has ended begins its next episode instead."""
+        self.steps += 1
         obs, reward = self._rows(), np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         valid = np.array([not env.ended for env in self.envs])

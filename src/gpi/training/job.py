@@ -41,6 +41,11 @@ class Job:
         return self.config.B * self.config.n // self.plan.steps
 
     @property
+    def warm_up_steps(self) -> int:
+        """Steps of each agent in these batches, beside those that it is asked to take."""
+        return self.warm_up_batches * self.plan.steps
+
+    @property
     def keeps(self) -> bool:
         """Whether an agent goes back when its performance is proven to have fallen."""
         return self.config.trust == "keep" and not self.uncertified

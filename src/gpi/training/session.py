@@ -78,6 +78,7 @@ class Session:
             self._announce(devices)
             trainer, identity = self._trainer(pool, devices)
             trainer.compile()
+            self._show_collecting(warm_up=True)
             self.warm_up = trainer.warm_up()
             tables = RunTables(self.directory, self.job)
             return self._train(Running(trainer, tables, identity, self.job.repeats == "exact"), interrupt)
@@ -135,6 +136,12 @@ class Session:
             self.progress.say(f"note: {less}, which is {whole:,} samples per seed; the run takes a whole one")
         self.progress.compiling()
 
+    def _show_collecting(self, *, warm_up: bool) -> None:
+        """Show how far the first update is: with `warm_up`, after batches that only start the normalisers."""
+        job, pool = self.job, self.pool
+        first = job.warm_up_steps if warm_up else 0
+        self.progress.collecting(first, first + job.plan.steps, lambda: job.config.num_envs * getattr(pool, "steps", 0))
+
     def _trainer(self, pool: CompiledPool | HostPool, devices: list[Device]) -> tuple[Trainer, Facts]:
         """Make the population in its environments; return it, and everything that decides its bits."""
         from gpi.training.trainer import Trainer
@@ -146,8 +153,10 @@ class Session:
         """Bring a new trainer to a checkpoint, or start it; return whether its environments were replayed exactly."""
         if found is None:
             self.progress.say("no valid checkpoint: starting from the beginning")
+            self._show_collecting(warm_up=True)
             self.warm_up = trainer.warm_up()
             return True
+        self._show_collecting(warm_up=False)
         promised = self.job.repeats == "exact"
         # Where nothing is promised, nothing is replayed: the running episodes count as just begun.
         given_up = {} if promised else {"place/calls": 0 * found.arrays["place/calls"]}
