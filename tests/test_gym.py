@@ -356,13 +356,26 @@ def test_rounding_never_puts_an_observation_outside(bound: float):
     assert see.low[0] <= row[0] <= see.high[0]
 
 
-def test_a_fault_in_a_container_names_the_entry():
+def test_a_note_on_a_container_names_the_entry():
     class Outside(zoo.SeesDict):
         def see(self) -> Any:
             return super().see() | {"z": np.array([0.0, 0.0, 99.0])}
 
-    with pytest.raises(EnvironmentFault, match=r"observation z\[2\] is 99, outside its space \[-10, 10\]"):
-        GymPool("x", Outside, [1]).reset()
+    pool = GymPool("x", Outside, [1])
+    pool.reset()
+    assert "observation z[2] is 99, outside its space [-10, 10]" in pool.notes["outside"]
+
+
+def test_notes_find_their_way_out_of_workers():
+    pool = WorkerPool("zoo:PaysArray", None, SEEDS, 2)
+    try:
+        pool.reset()
+        assert pool.notes == {}
+        for _ in range(5):
+            pool.step(np.zeros((5, 2), np.float32))
+        assert list(pool.notes) == ["reward"] and "step 3 of episode 1: reward is '[1.]'" in pool.notes["reward"]
+    finally:
+        pool.close()
 
 
 def test_any_value_is_brief():

@@ -17,6 +17,7 @@ import gpi
 from gpi.callbacks import Evaluate
 from gpi.config import Config
 from gpi.envs import tasks
+from gpi.envs.importing import maker
 from gpi.training.job import resolve
 from own_runs import TINY, Watch, done
 
@@ -80,10 +81,19 @@ def test_a_name_other_than_the_run_s_is_refused(walk: tuple[gpi.Run, Watch, Eval
         gpi.resume(run, env="envs_own:Choice", quiet=True)
 
 
+@pytest.mark.parametrize("task", ["math:CartPole-v1", "json:Taxi-v4", "envs_own:Pendulum-v1"])
+def test_another_librarys_environment_never_becomes_gymnasiums(task: str):
+    """As of `gymnax:CartPole-v1`: importing it registers nothing, so that Gymnasium's would run without a word."""
+    with pytest.raises(gpi.UsageError, match=f"would run Gymnasium's own {task.split(':')[1]}: .*; name"):
+        maker(task)
+    assert maker("gymnasium:CartPole-v1") and maker("envs_own:OwnWalk-v0") and maker("envs_own:LongCart-v0")
+
+
 @pytest.mark.parametrize(("task", "backend", "words"), [
     ("cheetah-run", "gymnasium", "runs on EnvPool"),
     ("envs_own:Walk", "envpool", "your own"),
-    ("FrozenLake-v1", "envpool", "leave --backend out"),
+    ("Taxi-v4", "envpool", "leave --backend out"),
+    ("MetaWorld/DrawerClose-v3", "gymnasium", "leave --backend out"),
     ("Pendulum-v1", "numpy", "must be one of auto, envpool, gymnasium, processes"),
     ("Pendulm-v1", "auto", "nearest is 'Pendulum-v1'"),
     ("my module:x", "auto", "must be module:id or module:function"),

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,8 +14,9 @@ import pytest
 from gpi.callbacks import Report
 from gpi.config import Config
 from gpi.terminal import thousands
+from gpi.training import progress as progress_module
 from gpi.training.job import resolve
-from gpi.training.progress import BAR, LiveLine, Progress, sentence
+from gpi.training.progress import BAR, Collecting, LiveLine, Progress, sentence
 from gpi.training.session import Session
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -104,6 +106,32 @@ def test_fewer_steps_than_an_iteration_are_explained_once(tmp_path: Path):
         said.append(stream.getvalue().splitlines()[1:])
     note = "note: --steps 10 is less than one iteration, which is 2,048 samples per seed; the run takes a whole one"
     assert said == [[note], []]
+
+
+def test_a_slow_environment_is_never_silent(monkeypatch: pytest.MonkeyPatch):
+    """Until the first update it says how far that is, and how fast it comes; afterwards the reports do."""
+    monkeypatch.setattr(progress_module, "PLAIN_SECONDS", 0.1)
+    stream, taken = io.StringIO(), iter(range(0, 6000, 600))
+    with Progress(5, stream) as progress:
+        progress.collecting(2048, 4096, lambda: next(taken, 5400))
+        time.sleep(0.6)
+        progress.show(report())
+        said = stream.getvalue().splitlines()
+        time.sleep(0.2)
+    assert stream.getvalue().splitlines() == said
+    form = (
+        r"(warming up|collecting) \| [\d,]+/4,096 steps per seed \| [\d.k,]+ steps/s all seeds \| first update in 0:0\d"
+    )
+    assert len(said) >= 4 and all(re.fullmatch(form, line) for line in said[:-1]), said
+    assert said[0].startswith("warming up | 600/") and said[-2].startswith("collecting")
+
+
+def test_a_terminal_shows_the_warm_up_of_a_pool_that_counts_nothing():
+    line = LiveLine(1)
+    line.collecting = Collecting(10, 20, 1, lambda: 0)
+    assert line.text(80) == "warming up, 0:00 elapsed"
+    line.show(report(returns=(2.0,)), 100.0)
+    assert "204,800" in line.text(200)
 
 
 def test_plain_lines_where_there_is_no_terminal():

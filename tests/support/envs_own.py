@@ -243,3 +243,4 @@ class Endless(Count):
 
 
 gymnasium.register("OwnWalk-v0", f"{__name__}:Walk")
+gymnasium.register("LongCart-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=2000)

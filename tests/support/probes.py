@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gpi.envs.pool import HostPool, Spec, Step
+from gpi.envs.pool import HostPool, Notes, Spec, Step
 from gpi.envs.replay import Position
 
 # Observations and actions of all probes have one entry; rules see them without that axis, [N].
@@ -125,6 +125,7 @@ class Probe:
         self.rules = PROBES[name]
         if horizon is not None:
             self.rules = self.rules._replace(horizon=horizon)
+        self.notes: Notes = {}
         self.spec = Spec(f"probe/{name}", 1, 1, self.rules.horizon)
         self.num_envs = num_envs
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(num_envs, dtype=jnp.uint32))

@@ -28,12 +28,22 @@ class Faulty(NamedTuple):
 
 
 ZOO: list[Faulty] = []
+NOTED: list[Faulty] = []
+"""Training can live with them: a note says what is wrong."""
 SOUND: list[str] = []
 
 
 def faulty(*words: str) -> Callable[[Any], Any]:
     def add(make: Any) -> Any:
         ZOO.append(Faulty(f"{__name__}:{make.__name__}", words))
+        return make
+
+    return add
+
+
+def noted(*words: str) -> Callable[[Any], Any]:
+    def add(make: Any) -> Any:
+        NOTED.append(Faulty(f"{__name__}:{make.__name__}", words))
         return make
 
     return add
@@ -188,9 +198,19 @@ class SeesSequence(Sound):
     observation = spaces.Sequence(spaces.Discrete(2))
 
 
-@faulty("observation 'words' space Text has no fixed size")
+@noted("observation 'a.words' space Text has no fixed size; it is left out")
 class SeesTextInside(Sound):
-    observation = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (3,)), "words": spaces.Text(5)})
+    observation = spaces.Dict(
+        {"a": spaces.Dict({"words": spaces.Text(5), "n": spaces.Discrete(2)}), "x": spaces.Box(-10.0, 10.0, (3,))}
+    )
+
+    def see(self) -> Any:
+        return {"x": self.state, "a": {"words": "go", "n": 1}}
+
+
+@faulty("observation 'words' space Text has no fixed size; use Box", "gymnasium.wrappers.TransformObservation")
+class SeesTextOnly(Sound):
+    observation = spaces.Dict({"words": spaces.Text(5)})
 
 
 @faulty("observation space is missing (None); set it in __init__")
@@ -320,7 +340,7 @@ class ResetsToThree(Sound):
         return (*super().reset(**options), False)
 
 
-@faulty("reset 1: info is 'ready' of type str; return a dict")
+@noted("reset 1: info is 'ready' of type str; return a dict")
 class ResetInfoIsText(Sound):
     def reset(self, **options: Any) -> Any:
         return super().reset(**options)[0], "ready"
@@ -332,14 +352,14 @@ class ResetWithoutSeed(Sound):
         return super().reset()
 
 
-@faulty("reset 1: reset ignores its seed", "self.np_random")
+@noted("reset 1: reset ignores its seed", "self.np_random")
 class ResetIgnoresSeed(Sound):
     def reset(self, **options: Any) -> Any:
         self.t, self.state = 0, np.random.rand(3).astype(np.float32)  # noqa: NPY002
         return self.state, {}
 
 
-@faulty("reset 1: reset ignores its seed", "self.np_random")
+@noted("reset 1: reset ignores its seed", "self.np_random")
 class ResetFromConstructor(Sound):
     """Agrees between instances, as both draw the same; not between resets."""
 
@@ -352,7 +372,7 @@ class ResetFromConstructor(Sound):
         return self.state, {}
 
 
-@faulty("reset 1: reset ignores its seed", "self.np_random")
+@noted("reset 1: reset ignores its seed", "self.np_random")
 class ResetSeedsOnce(Sound):
     rng: Any = None
 
@@ -363,7 +383,7 @@ class ResetSeedsOnce(Sound):
         return self.state, {}
 
 
-@faulty("reset 1: reset ignores its seed", "self.np_random")
+@noted("reset 1: reset ignores its seed", "self.np_random")
 class ResetByInstance(Sound):
     """Agrees with itself, but not with another instance."""
 
@@ -376,7 +396,7 @@ class ResetByInstance(Sound):
         return self.state, {}
 
 
-@faulty("reset 1: reset ignores its seed", "self.np_random")
+@noted("reset 1: reset ignores its seed", "self.np_random")
 class ResetKeepsSeed(Sound):
     """Goes on drawing random numbers if it is given the seed that it has already."""
 
@@ -390,7 +410,7 @@ class ResetKeepsSeed(Sound):
         return self.state, {}
 
 
-@faulty("reset ignores its seed")
+@noted("reset ignores its seed")
 class ResetCoin(Sound):
     """Starts in one of two states, so that a single comparison may agree."""
 
@@ -425,19 +445,19 @@ class ResetAsserts(Sound):
 # --- observations -------------------------------------------------------------------------------------------------
 
 
-@faulty("reset 1: observation is a list, its space needs an array of float32; return np.asarray(obs, dtype=np.float32)")
+@noted("reset 1: observation is a list, its space needs an array of float32; return np.asarray(obs, dtype=np.float32)")
 class SeesList(Sound):
     def see(self) -> Any:
         return self.state.tolist()
 
 
-@faulty("reset 1: observation has dtype float64, its space has float32; return np.asarray(obs, dtype=np.float32)")
+@noted("reset 1: observation has dtype float64, its space has float32; return np.asarray(obs, dtype=np.float32)")
 class SeesDoubles(Sound):
     def see(self) -> Any:
         return self.state.astype(np.float64)
 
 
-@faulty("step 1 of episode 1: observation has dtype int64, its space has float32")
+@noted("step 1 of episode 1: observation has dtype int64, its space has float32")
 class SeesIntegersInSteps(Sound):
     def see(self) -> Any:
         return self.state if self.t == 0 else np.zeros(3, np.int64)
@@ -495,13 +515,13 @@ class SeesHuge(Sound):
         return np.array([1e300 if self.t == 3 else 0.0, 0.0, 0.0])
 
 
-@faulty("reset 1: observation 0 is 11, outside its space [-10, 10]; widen the space, or clip")
+@noted("reset 1: observation 0 is 11, outside its space [-10, 10]; widen the space, or clip")
 class SeesOutsideAtReset(Sound):
     def see(self) -> Any:
         return np.array([11.0, 0.0, 0.0], np.float32)
 
 
-@faulty("step 19 of episode 3: observation 2 is -10.5, outside its space [-10, 10]")
+@noted("step 19 of episode 3: observation 2 is -10.5, outside its space [-10, 10]")
 class SeesOutsideLate(Sound):
     begun = 0
 
@@ -513,7 +533,7 @@ class SeesOutsideLate(Sound):
         return np.array([0.0, 0.0, -10.5 if self.begun == 3 and self.t == 19 else 0.0], np.float32)
 
 
-@faulty("of episode 1: observation 0 is", "outside its space [-10, 10]")
+@noted("of episode 1: observation 0 is", "outside its space [-10, 10]")
 class SeesOutsideWhenPushed(Sound):
     """Leaves its space only where the action stays at a bound."""
 
@@ -613,17 +633,17 @@ class SeesRagged(Sound):
 # --- rewards, flags, info -----------------------------------------------------------------------------------------
 
 
-def pays(name: str, reward: Any, *words: str) -> None:
+def pays(name: str, reward: Any, *words: str, add: Any = faulty) -> None:
     """Add a faulty environment whose third reward is wrong."""
     cls = type(name, (Sound,), {"pay": lambda self: reward if self.t == 3 else 0.5, "__module__": __name__})
-    globals()[name] = faulty("step 3 of episode 1: reward is ", *words)(cls)
+    globals()[name] = add("step 3 of episode 1: reward is ", *words)(cls)
 
 
 pays("PaysInfinity", np.inf, "reward is inf, which is not finite")
 pays("PaysNan", np.float32(np.nan), "reward is nan, which is not finite")
 pays("PaysHuge", 1e300, "reward is inf, which is not finite in float32")
 pays("PaysHugeInteger", 10**400, "of type int; return one number")
-pays("PaysArray", np.array([1.0]), "reward is '[1.]' of type ndarray; return one number")
+pays("PaysArray", np.array([1.0]), "reward is '[1.]' of type ndarray; return one number: the only one", add=noted)
 pays("PaysMatrix", np.eye(2), "reward is '[[1. 0.] [0. 1.]]' of type ndarray; return one number")
 pays("PaysNothing", None, "reward is 'None' of type NoneType; return one number")
 pays("PaysText", "1.0", "reward is '1.0' of type str; return one number")
@@ -631,15 +651,21 @@ pays("PaysComplex", 1 + 2j, "reward is '(1+2j)' of type complex; return one numb
 pays("PaysRagged", [1, [2, 3]], "of type list; return one number")
 
 
-def flags(name: str, what: str, value: Any, *words: str) -> None:
+def flags(name: str, what: str, value: Any, *words: str, add: Any = faulty) -> None:
     """Add a faulty environment with a wrong flag in step 2."""
     body = {what: lambda self: value if self.t == 2 else False, "__module__": __name__}
-    globals()[name] = faulty("step 2 of episode 1: ", *words)(type(name, (Sound,), body))
+    globals()[name] = add("step 2 of episode 1: ", *words)(type(name, (Sound,), body))
 
 
-flags("EndsWithInteger", "over", 1, "terminated is '1' of type int; return a bool")
+flags("EndsWithInteger", "over", 1, "terminated is '1' of type int; return a bool: it is taken as True", add=noted)
 flags("EndsWithNone", "over", None, "terminated is 'None' of type NoneType; return a bool")
-flags("EndsWithArray", "over", np.array([True]), "terminated is '[ True]' of type ndarray; return a bool")
+flags(
+    "EndsWithArray",
+    "over",
+    np.array([True]),
+    "terminated is '[ True]' of type ndarray; return a bool: it is",
+    add=noted,
+)
 flags("EndsWithLongArray", "over", np.zeros((2, 2)), "terminated is", "return a bool")
 flags("CutWithText", "cut", "no", "truncated is 'no' of type str; return a bool")
 
@@ -657,7 +683,7 @@ class StepsToNone(Sound):
         super().step(action)
 
 
-@faulty("step 1 of episode 1: info is 'None' of type NoneType; return a dict")
+@noted("step 1 of episode 1: info is 'None' of type NoneType; return a dict")
 class StepInfoIsNone(Sound):
     def step(self, action: Any) -> Any:
         return (*super().step(action)[:4], None)

@@ -6,22 +6,25 @@ handled here and nowhere else.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
+import math
 import re
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpi.envs.pool import Spec, Step
+from gpi.envs.faults import ContractError, one_line
+from gpi.envs.pool import Notes, Spec, Step
 from gpi.envs.replay import Position, digest_of, first_digests
 from gpi.errors import UsageError
 from gpi.requirements import TESTED_JAX
 from gpi.standalone import scale_action
 
 if TYPE_CHECKING:  # listing tasks must start neither JAX nor EnvPool
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import jax
 
@@ -71,20 +74,77 @@ def make_on_host(
     with warnings.catch_warnings():  # Gymnasium warns that it rounds the bounds, which EnvPool declares in float64
         warnings.simplefilter("ignore", UserWarning)
         # `env_seed` and not `seed`: EnvPool would count up from the latter, and runs would share environments.
-        env = import_envpool().make_gymnasium(
-            envpool_id, num_envs=len(seeds), num_threads=num_threads, env_seed=list(seeds),
-            thread_affinity_offset=first_core, **options,
+        env = _made(
+            import_envpool().make_gymnasium, envpool_id, num_envs=len(seeds), num_threads=num_threads,
+            env_seed=list(seeds), thread_affinity_offset=first_core, **options,
         )  # fmt: skip
-        return EnvPoolOnHost(spec or spec_of(envpool_id, env), env, len(seeds), keys)
+        return EnvPoolOnHost(spec or spec_of(envpool_id, env.spec), env, len(seeds), keys)
 
 
-def spec_of(name: str, env: Any) -> Spec:
-    """Return the spec of a Gymnasium id, as EnvPool describes it."""
-    see, do = env.observation_space, env.action_space
-    if hasattr(do, "n"):
-        return Spec(name, see.shape[0], int(do.n), None, discrete=True)
-    low, high = (tuple(bound.astype(float).tolist()) for bound in (do.low, do.high))
-    return Spec(name, see.shape[0], do.shape[0], None, low=low, high=high)
+def _made(make: Callable[..., Any], envpool_id: str, **options: Any) -> Any:
+    """Return what a function of EnvPool makes for an id; if it cannot, one line says why."""
+    if envpool_id not in ids():  # EnvPool would end the process
+        raise UsageError(f"EnvPool does not have {envpool_id}; `gpi tasks --all` lists its ids")
+    try:
+        return make(envpool_id, **options)
+    except (ImportError, RuntimeError) as error:  # a missing library of one family, or missing files
+        raise UsageError(f"EnvPool cannot make {envpool_id}: {one_line(error)}") from error
+
+
+@functools.cache
+def ids() -> dict[str, tuple[str, str]]:
+    """Return EnvPool's ids, each with the module and class that simulate it; two ids may share these."""
+    return {name: tuple(entry[:2]) for name, entry in import_envpool().registration.registry.specs.items()}
+
+
+def find_spec(envpool_id: str) -> Spec:
+    """Return the spec of an id, without making its environments; raise UsageError if it cannot be trained in."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return spec_of(envpool_id, _made(import_envpool().make_spec, envpool_id))
+
+
+def spec_of(name: str, about: Any) -> Spec:
+    """Return the spec of an id, as EnvPool describes it; raise UsageError if it cannot be trained in."""
+    from gpi.envs.spaces import MAX_NAMED, actions
+
+    if about.config.max_num_players > 1:
+        raise UsageError(f"{name} has {about.config.max_num_players} players, and an agent plays alone; choose another")
+    try:
+        do = actions(about.gymnasium_action_space)
+    except ContractError as error:
+        raise UsageError(f"{name}: {str(error).split(';')[0]}; choose another") from error
+    parts = layout_of(about.gymnasium_observation_space)
+    size = sum(part.size for part in parts)
+    named = size <= MAX_NAMED and parts[0].path
+    names = tuple(f"{'.'.join(part.path)}[{i}]" for part in parts for i in range(part.size)) if named else ()
+    low, high = tuple(do.low.tolist()), tuple(do.high.tolist())
+    return Spec(name, size, do.size, None, do.discrete, low, high, do.start, names)
+
+
+class Part(NamedTuple):
+    """One array of an observation."""
+
+    path: tuple[str, ...]  # its keys
+    size: int = 0
+    one_hot: bool = False  # a whole number, shown as `size` zeros and ones
+    start: int = 0  # the first of these numbers
+
+
+def layout_of(space: Any, path: tuple[str, ...] = ()) -> list[Part]:
+    """Return the arrays that an agent sees, those of a Dict in the alphabetical order of their keys.
+
+    Where the simulator also shows what no robot can measure, the agent sees `state` alone. EnvPool's bounds are not
+    used: some are nonsense.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        keys = {"state"} if {"state", "privileged_state"} <= space.keys() else space.keys()
+        return [part for key in sorted(keys) for part in layout_of(space[key], (*path, key))]
+    if isinstance(space, spaces.Discrete):
+        return [Part(path, int(space.n), True, int(space.start))]
+    return [Part(path, math.prod(space.shape))]
 
 
 class Handle(NamedTuple):
@@ -99,7 +159,7 @@ class EnvPool:
 
     def __init__(self, host: EnvPoolOnHost):
         """Let compiled programs step the environments; `make` first refuses arguments that would crash the process."""
-        self.spec, self.num_envs = host.spec, host.num_envs
+        self.spec, self.num_envs, self.notes = host.spec, host.num_envs, host.notes
         self._host = host
         self._xla_step: Any
         try:
@@ -132,8 +192,9 @@ class EnvPool:
             bounds = (jnp.asarray(bound, jnp.float64)[None] for bound in (spec.low, spec.high))
             action = scale_action(action.astype(jnp.float64), *bounds, xp=jnp)
         host = self._host
-        xla, (obs, reward, terminated, truncated, _) = self._xla_step(handle.xla, action.astype(host.action_dtype))
-        rows = [part.reshape(self.num_envs, -1).astype(jnp.float32) for part in host.parts(obs)]
+        action = host.shaped(action.astype(host.action_dtype))
+        xla, (obs, reward, terminated, truncated, _) = self._xla_step(handle.xla, action)
+        rows = [part.astype(jnp.float32) for part in host.parts(obs, self.num_envs)]
         valid = jnp.logical_not(handle.ended)
         terminated, truncated = terminated & valid, truncated & valid
         reward = jnp.where(valid, reward.astype(jnp.float32), 0.0)  # after an end it is uninitialised memory
@@ -160,11 +221,12 @@ class EnvPoolOnHost:
 
     def __init__(self, spec: Spec, env: Any, num_envs: int, keys: Sequence[str]):
         """Step EnvPool's `env`; `make_on_host` first refuses arguments that would crash the process."""
-        self.spec, self.num_envs = spec, num_envs
+        self.spec, self.num_envs, self.notes = spec, num_envs, Notes()
         self.env: Any = env
         self.ended = np.zeros(num_envs, np.bool_)  # these begin a new episode on the next step
         self.action_dtype: np.dtype = env.spec.action_array_spec["action"].dtype
-        self._keys = keys
+        self._action_shape = env.action_space.shape
+        self._layout = [Part((key,)) for key in keys] or layout_of(env.observation_space)
         self._low, self._high = np.array(spec.low), np.array(spec.high)
         self._resets = 0  # of all environments since they were made
         self._first_obs = np.zeros((num_envs, spec.observation_size), np.float32)
@@ -190,7 +252,7 @@ class EnvPoolOnHost:
         """Step some of the environments; return EnvPool's results, with the values as float32."""
         if not self.spec.discrete:
             action = scale_action(action.astype(np.float64), self._low, self._high)
-        obs, reward, terminated, truncated, _ = self.env.step(action.astype(self.action_dtype), ids)
+        obs, reward, terminated, truncated, _ = self.env.step(self.shaped(action.astype(self.action_dtype)), ids)
         return self._flatten(obs, len(ids)), reward.astype(np.float32), terminated, truncated
 
     def seek(self, position: Position) -> tuple[np.ndarray, np.ndarray]:
@@ -213,12 +275,20 @@ class EnvPoolOnHost:
         """Free the environments and their threads."""
         self.env = None
 
-    def parts(self, obs: Any) -> list[Any]:
-        """Return the arrays of an observation, in the order in which the agent sees them."""
-        return [obs[key] for key in self._keys] if self._keys else [obs]
+    def parts(self, obs: Any, rows: int) -> list[Any]:
+        """Return the arrays `[rows, ...]` of an observation, in the order in which the agent sees them."""
+        found = []
+        for path, size, one_hot, start in self._layout:
+            x = functools.reduce(lambda inner, key: inner[key], path, obs).reshape(rows, -1)
+            found.append(x == np.arange(start, start + size, dtype=x.dtype)[None] if one_hot else x)
+        return found
+
+    def shaped(self, action: Any) -> Any:
+        """Return actions `[N, A]` in the shape that the environments take."""
+        return action if len(self._action_shape) < 2 else action.reshape(len(action), *self._action_shape)
 
     def _flatten(self, obs: Any, rows: int) -> np.ndarray:
-        return np.concatenate([np.reshape(part, (rows, -1)) for part in self.parts(obs)], axis=1, dtype=np.float32)
+        return np.concatenate(self.parts(obs, rows), axis=1, dtype=np.float32, casting="unsafe")
 
 
 def _require_x64() -> None:

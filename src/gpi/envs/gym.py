@@ -13,10 +13,10 @@ import numpy as np
 
 from gpi.envs.faults import ContractError, Hanging, brief, one_line
 from gpi.envs.importing import Make
-from gpi.envs.pool import Around, Spec, Step
+from gpi.envs.pool import Around, Notes, Spec, Step
 from gpi.envs.replay import Position, digest_of, first_digests
 from gpi.envs.seeds import reset_seed
-from gpi.envs.spaces import actions, observations
+from gpi.envs.spaces import NUMBERS, actions, observations
 from gpi.errors import EnvironmentFault, UsageError
 
 NO_DIGEST = -1
@@ -27,9 +27,10 @@ LARGEST = float(np.finfo(np.float32).max)
 class CheckedEnv:
     """One environment of a pool, whose resets are seeded and whose every return value is checked."""
 
-    def __init__(self, name: str, make: Make, seed: int, number: int):
-        """Make the environment; `seed` is its own, `number` counts those of its pool."""
+    def __init__(self, name: str, make: Make, seed: int, number: int, notes: Notes | None = None):
+        """Make the environment; `seed` is its own, `number` counts those of its pool, which share their notes."""
         self.name, self.seed, self.number = name, seed, number
+        self.notes: Notes = {} if notes is None else notes
         self.resets = self.calls = self.ends = 0
         self.ended = False
         self.env = self._call(f"making {'another' if number else 'it'}", make)
@@ -43,7 +44,7 @@ class CheckedEnv:
         spaces = ("observation_space", "action_space")
         see, do = (self._call(f"its {space}", getattr, self.env, space, None) for space in spaces)
         try:
-            self.observations, self.actions = observations(see), actions(do)
+            self.observations, self.actions = observations(see, self.note), actions(do)
         except ContractError as error:
             self.close()
             raise self.fault(str(error)) from error
@@ -79,24 +80,28 @@ class CheckedEnv:
         obs, reward, terminated, truncated, info = out
         self._write(obs, row)
         reward = self._reward(reward)
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                raise self.fault(f"{name} is {brief(flag)!r} of type {type(flag).__name__}; return a bool")
+        terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         self._check_info(info)
-        self.ended = bool(terminated or truncated)
+        self.ended = terminated or truncated
         self.ends += self.ended
-        return reward, bool(terminated), bool(truncated)
+        return reward, terminated, truncated
 
-    def require_inside(self, row: np.ndarray) -> None:
-        """Raise if an observation is outside its space. Non-finite entries are left to the training loop."""
+    def note_outside(self, row: np.ndarray) -> None:
+        """Note an observation outside its space. Non-finite entries are left to the training loop."""
         see = self.observations
         outside = np.flatnonzero(((row < see.low) | (row > see.high)) & np.isfinite(row))
         if outside.size:
-            j = outside[0]
-            raise self.fault(
-                f"observation {self.entry(j)} is {row[j]:.9g}, outside its space "
-                f"[{see.low[j]:.9g}, {see.high[j]:.9g}]; widen the space, or clip the observation"
+            j, bounds = outside[0], f"[{see.low[outside[0]]:.9g}, {see.high[outside[0]]:.9g}]"
+            self.note(
+                "outside",
+                f"observation {self.entry(j)} is {row[j]:.9g}, outside its space {bounds}; "
+                "widen the space, or clip the observation: the policy sees it as it is",
             )
+
+    def note(self, kind: str, words: str) -> None:
+        """Note what training can live with, the first time in this pool."""
+        if kind not in self.notes:
+            self.notes[kind] = str(self.fault(words))
 
     def entry(self, j: int) -> str:
         """Return the name of an entry of the observations, or else its index."""
@@ -143,19 +148,40 @@ class CheckedEnv:
 
     def _check_info(self, info: object) -> None:
         if not isinstance(info, dict):
-            raise self.fault(f"info is {brief(info)!r} of type {type(info).__name__}; return a dict")
+            self.note(
+                "info",
+                f"info is {brief(info)!r} of type {type(info).__name__}; return a dict: training goes on without",
+            )
+
+    def _flag(self, name: str, flag: object) -> bool:
+        """Return a flag, which may be any one value that is true or false."""
+        if isinstance(flag, bool | np.bool_):
+            return bool(flag)
+        words = f"{name} is {brief(flag)!r} of type {type(flag).__name__}; return a bool"
+        number = one_number(flag)
+        if number not in (0.0, 1.0):
+            raise self.fault(words)
+        self.note("flag", f"{words}: it is taken as {bool(number)}")
+        return bool(number)
 
     def _reward(self, reward: object) -> float:
         """Return a reward as float32 would hold it: infinite beyond its range."""
-        try:
-            number = reward if isinstance(reward, float | int) else np.asarray(reward)
-            if isinstance(number, np.ndarray) and (number.shape != () or number.dtype.kind not in "fiub"):
-                raise TypeError
-            value = float(number)
-        except (TypeError, ValueError, OverflowError):  # ragged lists and 10**400 included
-            problem = f"reward is {brief(reward)!r} of type {type(reward).__name__}; return one number"
-            raise self.fault(problem) from None
+        value = float(reward) if isinstance(reward, float) else one_number(reward)
+        if value is None or np.ndim(reward) > 0:  # type: ignore[arg-type]
+            words = f"reward is {brief(reward)!r} of type {type(reward).__name__}; return one number"
+            if value is None:
+                raise self.fault(words)
+            self.note("reward", f"{words}: the only one in it is taken")
         return value if abs(value) <= LARGEST or math.isnan(value) else math.copysign(math.inf, value)
+
+
+def one_number(value: object) -> float | None:
+    """Return the number that a value is, or the only one that it holds; None if it is not one."""
+    try:
+        number = np.asarray(value)
+        return float(number.item()) if number.size == 1 and number.dtype.kind in NUMBERS else None
+    except Exception:  # ragged lists, and values of other libraries
+        return None
 
 
 def describe_output(out: object) -> str:
@@ -181,11 +207,12 @@ class GymPool:
 
     def __init__(self, name: str, make: Make, seeds: Sequence[int], around: Around = nullcontext):
         """One environment per seed, which determines its resets; all run inside the context that `around` makes."""
-        self.num_envs, self.around = len(seeds), around
+        self.num_envs, self.around, self.notes = len(seeds), around, Notes()
         self.envs: list[CheckedEnv] = []
+        self.steps = 0  # of the pool
         try:
             for i, seed in enumerate(seeds):
-                self.envs.append(CheckedEnv(name, make, seed, i))
+                self.envs.append(CheckedEnv(name, make, seed, i, self.notes))
                 require_alike(self.envs[0], self.envs[i])
         except BaseException:
             self.close()
@@ -200,11 +227,12 @@ class GymPool:
         with self.around():
             for env, row in zip(self.envs, obs, strict=True):
                 env.reset(row)
-        self._require_inside(obs)
+        self._note_outside(obs)
         return obs
 
     def step(self, action: np.ndarray) -> Step[np.ndarray]:
         """Step every environment; one that has ended begins its next episode instead."""
+        self.steps += 1
         obs, reward = self._rows(), np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         valid = np.array([not env.ended for env in self.envs])
@@ -215,7 +243,7 @@ class GymPool:
                     env.reset(obs[i])
                 else:
                     reward[i], terminated[i], truncated[i] = env.step(scaled[i], obs[i])
-        self._require_inside(obs)
+        self._note_outside(obs)
         return Step(obs, reward, terminated, truncated, valid)
 
     def seek(self, position: Position) -> tuple[np.ndarray, np.ndarray]:
@@ -249,10 +277,9 @@ class GymPool:
     def _rows(self) -> np.ndarray:
         return np.empty((self.num_envs, self.spec.observation_size), np.float32)
 
-    def _require_inside(self, obs: np.ndarray) -> None:
-        """Raise if an observation is outside its space."""
-        if not self._bounded:
-            return
-        outside = ((obs < self._low) | (obs > self._high)).any(axis=1)
-        for i in np.flatnonzero(outside):
-            self.envs[i].require_inside(obs[i])
+    def _note_outside(self, obs: np.ndarray) -> None:
+        """Note the first observation that is outside its space."""
+        if self._bounded and "outside" not in self.notes:
+            outside = ((obs < self._low) | (obs > self._high)).any(axis=1)
+            for i in np.flatnonzero(outside):
+                self.envs[i].note_outside(obs[i])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -33,6 +34,11 @@ def maker(name: str) -> Make:
     module, attribute = own[1], own[2]
     found = _import(name, module)
     if attribute in gymnasium.registry:
+        if module.split(".")[0] != "gymnasium" and _is_gymnasiums(attribute):
+            raise UsageError(
+                f"{name!r} would run Gymnasium's own {attribute}: importing {module} registers no such id, and its own "
+                f"environments are not Gymnasium's; name {attribute} alone, or a function that returns the environment"
+            )
         return _registered(attribute)
     make = getattr(found, attribute, None) if attribute.isidentifier() else None
     if not callable(make):
@@ -41,6 +47,12 @@ def maker(name: str) -> Make:
             "function; register it with gymnasium.register, or name a function that returns the environment"
         )
     return make
+
+
+def _is_gymnasiums(env_id: str) -> bool:
+    """Return whether Gymnasium itself registers an id, and nobody has replaced it since."""
+    entry = str(gymnasium.registry[env_id].entry_point)
+    return entry.startswith("gymnasium.") and f'id="{env_id}"' in inspect.getsource(gymnasium.envs)
 
 
 def _import(name: str, module: str) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # describing a pool must not start JAX
 
 Around = Callable[[], AbstractContextManager[object]]
 """Makes a context for environments to run in."""
+Notes = dict[str, str]
+"""What a user should know of environments, and training can live with: a line for each kind, of its first case."""
+Repeats = Literal["exact", "inexact", "unseeded"]
+"""Whether environments of the same seeds repeat each other: everything, their first observations only, or nothing."""
 Handle = Any  # opaque: it orders the steps of a compiled program
 ArrayT = TypeVar("ArrayT")
 """`jax.Array` inside a compiled program, `np.ndarray` on the host."""
@@ -69,6 +73,7 @@ class CompiledPool(Protocol):
 
     spec: Spec
     num_envs: int
+    notes: Notes
     handle: Handle
     """The first handle. `reset` and `step` take the latest one and return the next, so that the compiled program keeps
     their order."""
@@ -102,6 +107,7 @@ class HostPool(Protocol):
 
     spec: Spec
     num_envs: int
+    notes: Notes
 
     def reset(self) -> np.ndarray:
         """Start a new episode in every environment and return observations [N, O]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sized
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ MAX_SIZE = 2**22
 IMAGE_SIZE = 32 * 32
 """Smallest picture, in numbers: a smaller array may be a board or a map, which dense networks can learn from."""
 WriteRow = Callable[[object, np.ndarray], None]
+Tell = Callable[[str, str], None]
+"""Takes a note about a departure from the space that training can live with: its kind, and the words."""
 
 
 class ObservationSpace(NamedTuple):
@@ -43,9 +46,9 @@ class ActionSpace(NamedTuple):
     cast: Callable[[np.ndarray], Any]  # one scaled action with the dtype and shape that the environment expects
 
 
-def observations(space: object) -> ObservationSpace:
+def observations(space: object, tell: Tell = lambda kind, words: None) -> ObservationSpace:
     """Return how to flatten a space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them."""
-    parts = _parts(space, "")
+    parts = _parts(space, "", tell)
     size = sum(part.low.size for part in parts)
     if size == 0:
         raise ContractError(f"observation space {brief(space)} is empty; give the agent something to see")
@@ -87,16 +90,36 @@ class _Part(NamedTuple):
     high: np.ndarray
 
 
-def _parts(space: object, name: str) -> list[_Part]:
-    """Return the leaves of a space, in its order."""
+NUMBERS = "fiub"
+"""Kinds of dtypes that float32 can stand for."""
+FIXED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def _has_size(space: object) -> bool:
+    """Return whether a space, or a part of it, has a fixed size."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return [leaf for key, one in _inner(space) for leaf in _parts(one, f"{name}.{key}".strip("."))]
+        return any(_has_size(one) for _, one in _inner(space))
+    return isinstance(space, FIXED)
+
+
+def _parts(space: object, name: str, tell: Tell) -> list[_Part]:
+    """Return the leaves of a space that have a fixed size, in its order."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        leaves: list[_Part] = []
+        for key, one in _inner(space):
+            inner = f"{name}.{key}".strip(".")
+            if _has_size(one) or not _has_size(space):
+                leaves += _parts(one, inner, tell)
+            else:
+                tell(f"size of {inner}", f"observation {inner!r} space {type(one).__name__} has no fixed size; "
+                     "it is left out, and the policy does not see it")  # fmt: skip
+        return leaves
     where = f"observation {name!r}" if name else "observation"
     if isinstance(space, spaces.Box):
         _small(math.prod(space.shape), space, where)
         if not (space.low <= space.high).all():
             raise ContractError(f"{where} space {brief(space)} has low > high or NaN bounds; order them")
-        return [_Part(name, _box(space, where), _single(space.low), _single(space.high))]
+        return [_Part(name, _box(space, where, tell), _single(space.low), _single(space.high))]
     if isinstance(space, spaces.Discrete):
         choices, first, shape = (int(space.n),), np.array([int(space.start)]), ()
     elif isinstance(space, spaces.MultiDiscrete):
@@ -106,7 +129,7 @@ def _parts(space: object, name: str) -> list[_Part]:
         return [_Part(name, _binary(space.shape, where), np.zeros(size, np.float32), np.ones(size, np.float32))]
     else:
         raise ContractError(_unusable(space, where, "has no fixed size; use Box, Discrete, MultiDiscrete, MultiBinary, "
-                                             "Dict or Tuple"))  # fmt: skip
+                                      "Dict or Tuple: gymnasium.wrappers.TransformObservation makes one"))  # fmt: skip
     size = _small(sum(choices), space, where)
     one_hot = _one_hot(np.array(choices), first, shape, where)
     return [_Part(name, one_hot, np.zeros(size, np.float32), np.ones(size, np.float32))]
@@ -145,9 +168,9 @@ def _taker(space: object, name: str) -> Callable[[object, list[object]], None]:
     """Return a function that appends the leaves of an observation to a list, checking its keys and lengths."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return lambda obs, leaves: leaves.append(obs)
-    inner = [(key, _taker(one, f"{name}.{key}".strip("."))) for key, one in _inner(space)]
+    inner = [(key, _taker(one, f"{name}.{key}".strip("."))) for key, one in _inner(space) if _has_size(one)]
     where = f"observation {name!r}" if name else "observation"
-    keys = [key for key, _ in inner]
+    keys = [key for key, _ in _inner(space)]
     kinds, kind = (Mapping, "a dict") if isinstance(space, spaces.Dict) else ((tuple, list, np.ndarray), "a tuple")
 
     def take(obs: object, leaves: list[object]) -> None:
@@ -171,29 +194,41 @@ def _uneven(obs: Sized, keys: list[Any]) -> str:
     return f"has the key {brief(next(key for key in obs if key not in keys))!r}, which its space lacks"
 
 
-def _box(space: spaces.Box, where: str) -> WriteRow:
+def _box(space: spaces.Box, where: str, tell: Tell) -> WriteRow:
     shape, dtype = space.shape, space.dtype
     accepted: set[np.dtype] = set()
     narrow = np.can_cast(dtype, np.float32)
 
     def write(obs: object, row: np.ndarray) -> None:
         if not isinstance(obs, np.ndarray | np.generic):
-            raise ContractError(
-                f"{where} is a {type(obs).__name__}, its space needs an array of {dtype}; {remedy(dtype)}"
-            )
+            words = f"{where} is a {type(obs).__name__}, its space needs an array of {dtype}; {remedy(dtype)}"
+            obs = _array(obs, words)
+            tell("list", f"{words}: until then it is converted at every step")
+            accepted.add(obs.dtype)
         if obs.shape != shape:
             raise ContractError(f"{where} has shape {obs.shape}, its space has {shape}; return the shape of the space")
         if obs.dtype not in accepted:
             if not np.can_cast(obs.dtype, dtype):
-                raise ContractError(f"{where} has dtype {obs.dtype}, its space has {dtype}; {remedy(dtype)}")
+                words = f"{where} has dtype {obs.dtype}, its space has {dtype}; {remedy(dtype)}"
+                if obs.dtype.kind not in NUMBERS:
+                    raise ContractError(words)
+                tell("dtype", f"{words}: the policy sees float32 all the same")
             accepted.add(obs.dtype)
-        if narrow:
-            row[:] = obs.ravel()
-        else:
-            with np.errstate(all="ignore"):  # 1e300 is infinite in float32, which is judged elsewhere
-                row[:] = obs.ravel()
+        with np.errstate(all="ignore") if not narrow or obs.dtype.itemsize > 4 else nullcontext():
+            row[:] = obs.ravel()  # 1e300 is infinite in float32, which is judged elsewhere
 
     return write
+
+
+def _array(obs: object, words: str) -> np.ndarray:
+    """Return the array of numbers that a list, or another library's array, stands for; else raise with these words."""
+    try:
+        found = np.asarray(obs)
+    except Exception as error:  # of ragged lists, and of other libraries
+        raise ContractError(words) from error
+    if found.dtype.kind not in NUMBERS:
+        raise ContractError(words)
+    return found
 
 
 def remedy(dtype: np.dtype) -> str:

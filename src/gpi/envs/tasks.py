@@ -61,11 +61,21 @@ def find(name: str, backend: str = "auto", make: Make | None = None) -> Task:
         return Task(name, "envpool", own=False)
     import gymnasium
 
-    if name not in gymnasium.registry:
-        raise UnknownTaskError(unknown(name, [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry]))
-    if backend == "envpool":
-        raise UsageError(f"backend = envpool does not have {name}; leave --backend out", "backend")
-    return Task(name, "processes" if backend == "processes" else "gymnasium", own=False)
+    known = name in gymnasium.registry
+    if known and backend != "envpool":
+        return Task(name, "processes" if backend == "processes" else "gymnasium", own=False)
+    envpools = envpool.ids() if envpool.available() else {}
+    if name in envpools and backend in ("auto", "envpool"):
+        return Task(name, "envpool", own=False)
+    if known or name in envpools:
+        raise UsageError(f"backend = {backend} does not have {name}; leave --backend out", "backend")
+    raise UnknownTaskError(unknown(name, [*dmc.TASKS, *envpool.GYMNASIUM, *gymnasium.registry, *envpools]))
+
+
+def simulator(task: Task, backend: str) -> str:
+    """Return the backend that config.json records: what `auto` became, where another day it might become another."""
+    settled = task.own or task.backend == "dmc" or task.id in envpool.GYMNASIUM
+    return task.backend if backend == "auto" and not settled else backend
 
 
 def falls_back(name: str, backend: str) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from gpi.envs.faults import WorkerError, traceback_of
 from gpi.envs.gym import GymPool
 from gpi.envs.importing import OWN, Make, maker
-from gpi.envs.pool import Step
+from gpi.envs.pool import Notes, Step
 from gpi.envs.replay import Position
 from gpi.envs.subprocesses import PATIENCE, connect_to_parent, spec_from_json, start_process, wait_or_kill
 from gpi.errors import EnvironmentFault, GpiError, UsageError
@@ -37,7 +37,7 @@ class WorkerPool:
         self.num_envs, self.step_timeout = len(seeds), step_timeout
         if make is not None:
             require_importable(name, make)
-        self.name, self.steps = name, 0
+        self.name, self.steps, self.notes = name, 0, Notes()
         self.shares = [share for share in np.array_split(np.arange(self.num_envs), processes) if len(share)]
         self.workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self.answers: list[select.poll] = []  # made once: `Connection.poll` makes one at every call
@@ -132,6 +132,9 @@ class WorkerPool:
             ) from None
         if answer[:1] == b"\0":
             return answer[1:]
+        if answer[:1] == b"\2":  # notes come before the answer
+            self.notes = json.loads(answer[1:]) | self.notes
+            return self._receive(k, calls)
         fault = json.loads(answer[1:])
         raise FAULTS[fault["kind"]](fault["line"]) from WorkerError(fault["traceback"])
 
@@ -158,9 +161,13 @@ def work(pipe: Connection) -> None:
         request = json.loads(pipe.recv_bytes())
         sys.path[:] = request["path"]
         pool = GymPool(request["name"], maker(request["name"]), request["seeds"])
-        pipe.send_bytes(b"\0" + json.dumps(pool.spec).encode())
+        reply, sent = json.dumps(pool.spec).encode(), 0
         while True:
-            pipe.send_bytes(b"\0" + answer(pool, pipe.recv_bytes()))
+            if len(pool.notes) > sent:
+                sent = len(pool.notes)
+                pipe.send_bytes(b"\2" + json.dumps(pool.notes).encode())
+            pipe.send_bytes(b"\0" + reply)
+            reply = answer(pool, pipe.recv_bytes())
     except (EOFError, OSError):
         pass
     except GpiError as error:

@@ -26,7 +26,9 @@ def headline(job: Job, devices: list[Device], directory: Path) -> str:
     fewer = devices[0].platform == "cpu" and len(devices) < machine.host_devices(config)
     why = " (JAX was started with one; `gpi train` would use every core)" if fewer else ""
     reuse = f"reuses {len(plan.nu)} policies, eps_gpi {plan.eps:.4f}" if len(plan.nu) > 1 else f"eps {plan.eps:.4f}"
-    return f"{config.algorithm} on {config.task}, {seeds}, {reuse}, {where}{why}, writing {directory}"
+    each = " each" if len(job.seeds) > 1 else ""
+    steps = f"{config.steps:,} steps{each} after {job.warm_up_steps:,} to warm up"
+    return f"{config.algorithm} on {config.task}, {seeds}, {steps}, {reuse}, {where}{why}, writing {directory}"
 
 
 def environment_facts(spec: Spec) -> Facts:
@@ -54,6 +56,7 @@ def write_config(directory: Path, job: Job, devices: list[Device], *, exact: boo
         "runtime": machine.runtime_settings(),
         "versions": machine.versions(),
         "exact": exact,
+        "repeats": job.repeats,
         "started": started or datetime.now().astimezone().isoformat(timespec="seconds"),
     })  # fmt: skip
 

@@ -12,6 +12,7 @@ from gpi.callbacks import Callback, Evaluate
 from gpi.config import Config, plan_of, require, validate_batch
 from gpi.core.plan import Plan
 from gpi.envs import dmc, tasks
+from gpi.envs.pool import Repeats
 from gpi.envs.seeds import env_seeds
 from gpi.envs.tasks import Task
 from gpi.errors import UsageError
@@ -33,11 +34,18 @@ class Job:
     make: Make | None = None
     """Makes the user's own environments; it is never in the run directory."""
     callbacks: Sequence[Callback] = ()
+    repeats: Repeats = "exact"
+    """The verdict of the check before training, which config.json keeps."""
 
     @property
     def warm_up_batches(self) -> int:
         """Batches that only start the normalisers: B of n samples, or one of B n on-policy."""
         return self.config.B * self.config.n // self.plan.steps
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps of each agent in these batches, beside those that it is asked to take."""
+        return self.warm_up_batches * self.plan.steps
 
     @property
     def keeps(self) -> bool:
@@ -47,7 +55,11 @@ class Job:
     @property
     def uncertified(self) -> str:
         """Why --trust keep can certify nothing here, and so undoes nothing; empty where it can, or is not asked to."""
-        if self.config.trust != "keep" or math.isfinite(self.return_range[0]):
+        if self.config.trust != "keep":
+            return ""
+        if self.repeats == "unseeded" or (self.repeats == "inexact" and self.task.compiled):
+            return f"resets of {self.config.task} may carry state from one episode to the next"
+        if math.isfinite(self.return_range[0]):
             return ""
         return f"the least and the largest return of an episode of {self.config.task} are not known"
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
 from gpi.callbacks import Report
+from gpi.envs.pool import Notes
 from gpi.terminal import PLAIN_SECONDS, clock, thousands
 
 if TYPE_CHECKING:  # only a terminal needs it
@@ -80,6 +82,28 @@ def return_of(report: Report, digits: int) -> str:
     return f"return {mean} [{low}, {high}]" if len(report.returns) > 1 else f"return {mean}"
 
 
+class Collecting:
+    """The way to the first update, of a pool that counts its steps: two thirds of it may be warm-up."""
+
+    def __init__(self, warm_up: int, whole: int, agents: int, taken: Callable[[], int]):
+        """Each agent takes `whole` steps until the first update, of which `warm_up` count for nothing else."""
+        self.warm_up, self.whole, self.agents, self.taken = warm_up, whole, agents, taken
+        self.before, self.began = taken(), time.perf_counter()
+
+    def text(self) -> str:
+        """Return how far it is, how fast, and how long it will take; a pool inside a program counts nothing."""
+        taken, elapsed = self.taken() - self.before, time.perf_counter() - self.began
+        what = "warming up" if taken < self.warm_up else "collecting"
+        if taken == 0:
+            return f"{what}, {clock(elapsed)} elapsed"
+        rate, seeds = taken / elapsed, (" per seed", " all seeds") if self.agents > 1 else ("", "")
+        left = clock(max(self.whole - taken, 0) / rate)
+        return (
+            f"{what} | {taken:,}/{self.whole:,} steps{seeds[0]} | {thousands(rate * self.agents)} steps/s{seeds[1]} | "
+            f"first update in {left}"
+        )
+
+
 class LiveLine:
     """The line that a terminal shows: the longest form that fits, behind a bar where there is room for one.
 
@@ -90,6 +114,7 @@ class LiveLine:
         """Begin with compiling, which takes an unknown time."""
         self.agents, self.began = agents, time.perf_counter()
         self.report: Report | None = None
+        self.collecting: Collecting | None = None
         self.rate, self.width, self.form = 0.0, 0, 0
 
     def show(self, report: Report, rate: float) -> None:
@@ -101,6 +126,8 @@ class LiveLine:
         if width != self.width:
             self.width, self.form = width, 0
         elapsed = time.perf_counter() - self.began
+        if self.report is None and self.collecting is not None:
+            return self.collecting.text()[:width]
         if self.report is None:
             return f"compiling, {clock(elapsed)} elapsed"
         forms = lines(self.report, self.rate, self.agents, elapsed)
@@ -138,6 +165,8 @@ class Progress:
         self.last_line = -np.inf
         self.line = LiveLine(agents)
         self.live: Live | None = None
+        self.noted: set[str] = set()
+        self.updated = threading.Event()  # nothing is silent until then
 
     def compiling(self) -> None:
         """Show, on a terminal, that training is being compiled; the live line begins here."""
@@ -150,6 +179,16 @@ class Progress:
             with suppress(OSError):
                 self.live.start(refresh=True)
 
+    def collecting(self, warm_up: int, whole: int, taken: Callable[[], int]) -> None:
+        """Show how far the first update is; on a terminal in the live line, elsewhere every few seconds."""
+        self.line.collecting = Collecting(warm_up, whole, self.agents, taken)
+        if self.live is None and not self.quiet:
+            threading.Thread(target=self._tell, args=(self.line.collecting,), daemon=True).start()
+
+    def _tell(self, collecting: Collecting) -> None:
+        while not self.updated.wait(0.9 * PLAIN_SECONDS):
+            self.say(collecting.text())
+
     def say(self, line: str) -> None:
         """Show a line of text, above the bar where there is one; training continues where it cannot be shown."""
         if self.quiet:
@@ -160,12 +199,20 @@ class Progress:
             else:
                 print(line, file=self.stream, flush=True)
 
+    def note(self, notes: Notes) -> None:
+        """Show the notes on environments whose kind is new."""
+        for kind, line in notes.items():
+            if kind not in self.noted:
+                self.noted.add(kind)
+                self.say(f"note: {line}")
+
     def begin(self, steps: int = 0) -> None:
         """Start the clock of the first iteration, when each agent has taken `steps`."""
         self.rate = Rate(self.agents, steps)
 
     def show(self, report: Report) -> None:
         """Show the latest report."""
+        self.updated.set()
         rate = self.rate.mark(report.steps)
         if self.live is not None:
             self.line.show(report, rate)
@@ -179,6 +226,7 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         """Leave the terminal with the last report, and without a line that never had one."""
+        self.updated.set()
         if self.live is not None:
             self.live.transient = self.line.report is None
             with suppress(OSError):

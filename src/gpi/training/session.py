@@ -73,13 +73,14 @@ class Session:
     def start(self) -> tuple[Run, int | None]:
         """Train from the beginning; return the run, and the signal that cut it short, if one did."""
         with self._in_environments() as (pool, devices, interrupt):
-            write_config(self.directory, self.job, devices, exact=True)
+            write_config(self.directory, self.job, devices, exact=self.job.repeats == "exact")
             self._announce(devices)
             trainer, identity = self._trainer(pool, devices)
             trainer.compile()
+            self._show_collecting(warm_up=True)
             self.warm_up = trainer.warm_up()
             tables = RunTables(self.directory, self.job)
-            return self._train(Running(trainer, tables, identity, True), interrupt)
+            return self._train(Running(trainer, tables, identity, self.job.repeats == "exact"), interrupt)
 
     def resume(self, about: Facts, *, allow_drift: bool) -> tuple[Run, int | None]:
         """Train from the newest checkpoint, given the content of config.json; a run that is refused stays untouched."""
@@ -119,7 +120,7 @@ class Session:
             interrupt = stack.enter_context(interruptible())
             try:
                 devices = learning_devices(self.job.config)
-                pool = make_environments(self.job, self.x64)
+                self.pool = pool = make_environments(self.job, self.x64)
                 stack.callback(pool.close)
                 require_policy(self.job.config, pool.spec)
                 yield pool, devices, interrupt
@@ -135,6 +136,12 @@ class Session:
             self.progress.say(f"note: {less}, which is {whole:,} samples per seed; the run takes a whole one")
         self.progress.compiling()
 
+    def _show_collecting(self, *, warm_up: bool) -> None:
+        """Show how far the first update is: with `warm_up`, after batches that only start the normalisers."""
+        job, pool = self.job, self.pool
+        first = job.warm_up_steps if warm_up else 0
+        self.progress.collecting(first, first + job.plan.steps, lambda: job.config.num_envs * getattr(pool, "steps", 0))
+
     def _trainer(self, pool: CompiledPool | HostPool, devices: list[Device]) -> tuple[Trainer, Facts]:
         """Make the population in its environments; return it, and everything that decides its bits."""
         from gpi.training.trainer import Trainer
@@ -146,13 +153,19 @@ class Session:
         """Bring a new trainer to a checkpoint, or start it; return whether its environments were replayed exactly."""
         if found is None:
             self.progress.say("no valid checkpoint: starting from the beginning")
+            self._show_collecting(warm_up=True)
             self.warm_up = trainer.warm_up()
             return True
-        same = bool(trainer.restore(found.arrays, found.state).all())
+        self._show_collecting(warm_up=False)
+        promised = self.job.repeats == "exact"
+        # Where nothing is promised, nothing is replayed: the running episodes count as just begun.
+        given_up = {} if promised else {"place/calls": 0 * found.arrays["place/calls"]}
+        same = bool(trainer.restore(found.arrays | given_up, found.state).all()) and promised
         if not same:
             what = "the replayed environments show other observations than they had shown"
-            if self.job.task.compiled and not allow_drift:
+            if promised and self.job.task.compiled and not allow_drift:
                 raise FileError(f"{self.directory} cannot be resumed exactly: {what}; {ALLOW}")
+            what = what if promised else f"environments of {self.job.config.task} do not repeat themselves"
             self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
             trainer.start_over()
         self.saved = found.iteration
@@ -207,6 +220,7 @@ class Session:
                 self._announce_frozen(tables)
                 for line in it.kept.lines if it.kept else ():
                     self.progress.say(line)
+                self.progress.note(self.pool.notes)
                 self.progress.show(report)
                 self.first = self.first or time.perf_counter() - self.began
                 fault = self._call_back(report)
@@ -288,7 +302,8 @@ class Session:
         result = Run(directory)
         self._draw(result)
         write_done(directory, {
-            "complete": complete, "stopped": self.stopped, "exact": run.exact, "frozen": tables.frozen,
+            "complete": complete, "stopped": self.stopped, "exact": run.exact, "repeats": self.job.repeats,
+            "frozen": tables.frozen,
             "seconds": time.perf_counter() - self.began, "first_iteration_seconds": self.first,
             "compile_seconds": trainer.compile_seconds, "iterations": trainer.done,
             "steps": [int(x) for x in tables.steps],

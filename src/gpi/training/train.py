@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from gpi import files
 from gpi.config import Config, config_of, decided, unpromised, validate_new, without_effect
 from gpi.envs import tasks
-from gpi.envs.checks import check
+from gpi.envs.checks import BEFORE_TRAINING, Effort, check
 from gpi.envs.envpool import import_envpool
+from gpi.envs.pool import Repeats
 from gpi.errors import FileError, UsageError
 from gpi.rundir import lock
 from gpi.rundir.done import read_done
 from gpi.rundir.run import Run, open_run
 from gpi.rundir.tables import slowest
 from gpi.standalone import Facts
+from gpi.terminal import counted
 from gpi.training import devices
 from gpi.training.job import Job, resolve
 from gpi.training.memory import require_memory
@@ -50,19 +53,21 @@ def train(
     make, callbacks = user or UserCode()
     config, notes = without_envpool(config, make)
     job = resolve(decided(config), make, callbacks)
+    simulator = tasks.simulator(job.task, config.backend)
+    job = dataclasses.replace(job, config=dataclasses.replace(job.config, backend=simulator))
     validate_new(job.config, job.task.return_range)
     require_memory(job)
     notes += [*without_effect(job.config, typed), *unpromised(job.config)]
-    if job.uncertified:
-        notes.append(
-            f"trust = keep certifies and undoes nothing here: {job.uncertified}; name them: --return-range LOW,HIGH"
-        )
     directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
         for note in notes:
             progress.say(f"note: {note}")
         devices.prepare(job.config)
-        check_environment(job, progress)
+        job = check_environment(job, progress)
+        if job.uncertified:
+            unknown = not math.isfinite(job.return_range[0])
+            remedy = "; name them: --return-range LOW,HIGH" if unknown and job.repeats != "unseeded" else ""
+            progress.say(f"note: trust = keep certifies and undoes nothing here: {job.uncertified}{remedy}")
         return Session(job, directory, progress).start()
 
 
@@ -79,7 +84,8 @@ def resume(
         if make is None and tasks.falls_back(job.config.task, job.config.backend):
             import_envpool()  # the run was made with it; here it is missing, which is said in one line
         if steps is not None:
-            job = resolve(dataclasses.replace(job.config, steps=steps), make, callbacks)
+            resolved = resolve(dataclasses.replace(job.config, steps=steps), make, callbacks)
+            job = dataclasses.replace(resolved, repeats=job.repeats)
         with Progress(job.config.seeds, quiet=quiet) as progress:
             done = read_done(directory)
             if done is not None and done["complete"] and reached(done, job):
@@ -109,13 +115,15 @@ def without_envpool(config: Config, make: Make | None) -> tuple[Config, list[str
     return dataclasses.replace(config, backend="gymnasium"), [note]
 
 
-def check_environment(job: Job, progress: Progress) -> None:
-    """Raise if the environment is broken, before anything starts; EnvPool's need no check."""
-    if not job.task.compiled:
-        config, alone = job.config, len(job.seeds) * job.config.num_envs == 1
+def check_environment(job: Job, progress: Progress) -> Job:
+    """Raise if training cannot work, before anything starts; return the job with the verdict on its environments."""
+    config, alone = job.config, len(job.seeds) * job.config.num_envs == 1
+    with counted("steps of the check", BEFORE_TRAINING, quiet=progress.quiet) as show:
+        effort = Effort(BEFORE_TRAINING, episodes=0, alone=alone, show=show)
         options = {"allow_images": config.allow_images, "step_timeout": config.step_timeout}
-        for note in check(job.task, job.make, alone=alone, **options).notes:
-            progress.say(f"note: {note}")
+        found = check(job.task, job.make, effort, **options)
+    progress.note(found.notes)
+    return dataclasses.replace(job, repeats=found.repeats)
 
 
 def require_named(directory: Path, config: Config, env: str, make: Make | None) -> None:
@@ -144,6 +152,9 @@ def read_job(directory: Path, make: Make | None = None, callbacks: Sequence[Call
         threads = about["runtime"]["PJRT_NPROC"]
         if not isinstance(threads, str) or not re.fullmatch(r"[0-9]{0,4}", threads):
             raise UsageError(f"PJRT_NPROC = {str(threads)[:80]!r} must be a number of threads")
-        return resolve(config_of(about["config"]), make, callbacks), about
+        repeats = about.get("repeats", "exact")
+        if repeats not in get_args(Repeats):
+            raise UsageError(f"repeats = {str(repeats)[:80]!r} must be one of {', '.join(get_args(Repeats))}")
+        return dataclasses.replace(resolve(config_of(about["config"]), make, callbacks), repeats=repeats), about
     except (UsageError, FileError, KeyError, TypeError) as error:
         raise FileError(f"{directory}: config.json cannot be used: {error}") from error
