@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from gpi.core.network import Change, Net, forward, init_net, reading
-
-T = TypeVar("T")
+from gpi.core.solvers import Tree
 
 
 class Categorical(NamedTuple):
@@ -74,7 +73,7 @@ class CategoricalTheta(NamedTuple):
         return jax.random.gumbel(key, (*rows, action_size), jnp.float32)
 
     @staticmethod
-    def squash(action: T) -> T:
+    def squash(action: Tree) -> Tree:
         """Return what the environment gets of an action: all of it."""
         return action
 

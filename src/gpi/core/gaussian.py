@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from gpi.core.network import Change, Net, forward, init_net, reading
+from gpi.core.solvers import Tree
 
 MIN_LOG_STD = math.log(1e-3)
-T = TypeVar("T")
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -92,7 +92,7 @@ class GaussianTheta(NamedTuple):
         return jax.random.normal(key, (*rows, action_size), jnp.float32)
 
     @staticmethod
-    def squash(action: T) -> T:
+    def squash(action: Tree) -> Tree:
         """Return what the environment gets of an action: all of it."""
         return action
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,8 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float
 
+from gpi.core.solvers import Tree
 from gpi.standalone import between
-
-Tree = TypeVar("Tree")
 
 
 class Layer(NamedTuple):

@@ -6,7 +6,7 @@ and a line in `POLICIES`; how it acts without JAX, in `standalone.KINDS`; and it
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from gpi.core.categorical import CategoricalTheta
 from gpi.core.gaussian import GaussianTheta
 from gpi.core.network import Net
-
-T = TypeVar("T", Array, np.ndarray)
+from gpi.core.solvers import Tree
 
 
 @runtime_checkable
@@ -83,7 +82,7 @@ class Theta(Protocol):
         ...
 
     @staticmethod
-    def squash(action: T, /) -> T:
+    def squash(action: Tree, /) -> Tree:
         """Return what the environment gets of an action, in JAX or in NumPy; samples hold the action before that."""
         ...
 

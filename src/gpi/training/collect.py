@@ -251,8 +251,9 @@ class HostCollector(_Base):
             seen = normalise(obs.reshape(P, E, -1), centre, scale)
             action = theta.act_on_host(network(layers, seen, form.activation, normed=form.layer_norm), noise[t])
             action = action.reshape(P * E, *action.shape[2:])
-            played.append(theta.squash(action))
-            step = self.pool.step(played[-1])
+            sent = theta.squash(action)
+            played += () if sent is action else (sent,)
+            step = self.pool.step(sent)
             done = step.terminated | step.truncated
             rows.append((obs, action, step.reward, step.obs, step.terminated, done, step.valid))
             obs = step.obs
@@ -263,7 +264,7 @@ class HostCollector(_Base):
 
         raw = Rollout(*map(arrange, zip(*rows, strict=True)))  # type: ignore[arg-type]
         self.obs = obs
-        self._was_collected(raw, arrange(tuple(played)))
+        self._was_collected(raw, arrange(tuple(played)) if played else None)
         return raw
 
     def replay(self, position: Position) -> np.ndarray:
