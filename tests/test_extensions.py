@@ -1,4 +1,4 @@
-"""A distribution, a rule, a mixture plan and a critic are each one class or function, and one line in a table."""
+"""A distribution, a rule, a mixture plan and a critic are each one class or function, and a line or two in tables."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import gpi
-from extensions import Laplace, LaplaceTheta, LinearCritic, plain_gradient, uniform
-from gpi.core.critic import CRITICS
+from extensions import Laplace, LaplaceTheta, LinearCritic, QCritic, measured, plain_gradient, uniform
+from gpi.core.critic import CRITICS, regression
 from gpi.core.network import Change
 from gpi.core.plan import ALGORITHMS, PLANS, Algorithm
 from gpi.core.policy import POLICIES
 from gpi.core.rules import RULES, Rule
 from gpi.errors import UsageError
+from gpi.rundir.run import read_rows
 
 TINY: dict[str, Any] = {"seeds": 2, "n": 64, "hidden": (8,), "epochs": 1, "minibatches": 4, "steps": 256}
 
@@ -62,8 +63,32 @@ def test_a_mixture_plan_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((run.dir / "config.json").read_text())["plan"]["nu"] == [1 / 3] * 3
 
 
+def test_a_mixture_plan_that_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ess = {}
+    for name, plan in {"uniform": uniform, "measured": measured}.items():
+        monkeypatch.setitem(PLANS, name, plan)
+        monkeypatch.setitem(ALGORITHMS, name, Algorithm("ppo", name))
+        run = trained(name, tmp_path / name, kappa=1.0, seeds=1, trust="strict")
+        assert gpi.audit(run).penalty_violations == 0, "the test of eq (11) is of the mixture in force"
+        ess[name] = [float(row["ess"]) for row in read_rows(run.dir / "metrics.csv")]
+    assert min(ess["uniform"][2:]) > 190.0 and ess["uniform"][0] == ess["measured"][0]
+    assert sum(ess["measured"][2:]) < sum(ess["uniform"][2:]) - 1.0, "a policy that was left behind weighs less"
+
+
+def test_a_critic_with_a_replay_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its ring of five batches wraps; the run in two parts is the run in one, bit for bit."""
+    monkeypatch.setitem(CRITICS, "q", QCritic.init)
+    for rule in ("ppo", "trpo"):
+        monkeypatch.setitem(ALGORITHMS, rule + "-q", Algorithm(rule, "reuse", critic="q", replay=300))
+        parts = trained(rule + "-q", tmp_path / rule)
+        settings: dict[str, Any] = TINY | {"steps": 384}
+        whole = gpi.train(rule + "-q", "Pendulum-v1", out=tmp_path / rule / "whole", quiet=True, **settings)
+        for name in ("metrics.csv", "policy-1.safetensors", "ckpt-000000006/arrays.safetensors"):
+            assert (parts.dir / name).read_bytes() == (whole.dir / name).read_bytes(), name
+
+
 def test_a_critic_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(CRITICS, "linear", LinearCritic)
+    monkeypatch.setitem(CRITICS, "linear", regression(LinearCritic.init))
     monkeypatch.setitem(ALGORITHMS, "linear", Algorithm("ppo", "reuse", critic="linear"))
     monkeypatch.delattr(LinearCritic, "under")  # as classes from before `--trust keep` are
     trained("linear", tmp_path, task="CartPole-v1")
