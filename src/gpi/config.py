@@ -42,7 +42,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Settings under one name. What a file or an option says beats them, and they beat the defaults."""
-LATER = ("normaliser", "return_range")  # settings that files of earlier versions lack, because there was nothing to set
+LATER = (
+    "normaliser",
+    "return_range",
+    "keep_replay",
+)  # settings that files of earlier versions lack, because there was nothing to set
 FIRST = ("task", "algorithm", "reuse", "run")  # the groups of settings to read first
 GROUPS = (*FIRST, "environments", "optimisation", "machine")
 SYNONYMS = {
@@ -129,6 +133,11 @@ class Config:
         0, "iterations between evaluations, by which each seed's best policy is kept; 0: never", "run"
     )
     eval_episodes: int = setting(10, "episodes of each of these evaluations, per seed", "run")
+    keep_replay: bool = setting(
+        False,
+        "keep what a critic keeps beyond the M slots after the end, so that `gpi resume --steps` can go on",
+        "run",
+    )
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         """Raise UsageError for a setting that does not exist, with the nearest that does."""
@@ -245,6 +254,8 @@ def idle_settings(config: Config) -> dict[str, str]:
     name, rule = config.algorithm, ALGORITHMS[config.algorithm].rule
     natural = f"{name}, whose step has the length of its trust region"
     idle: dict[str, str] = {}
+    if not config.replayed:
+        idle |= {"keep_replay": f"{name}, whose critic keeps no replay"}
     if not config.reuses:
         idle |= {"kappa": f"{name}, which reuses no samples"}
     if rule in ("trpo", "vmpo"):

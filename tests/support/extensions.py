@@ -146,15 +146,15 @@ class QCritic(NamedTuple):
         slots, *shape = ring.rows.reward.shape
         held = jnp.minimum(ring.count, slots) * int(np.prod(shape))
         drawn = jax.random.randint(keys[0], (64,), 0, held)
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:])[drawn], ring.rows)
-        seen = normalise(normaliser, rows)
+        rows = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[3:])[drawn], ring.rows)
+        seen = jax.tree.map(lambda x: x[:, 0], normalise(normaliser, rows))
         pi: Any = theta_k.distribution(seen.next_obs)
         noise = theta_k.draw_noise(keys[1], seen.action.shape)
         ahead = q_of(self.target, seen.next_obs, pi.act(noise))
         goal = seen.reward + hyper.gamma * jnp.where(seen.terminated, 0.0, ahead)
 
         def objective(q: Net) -> Array:
-            return -0.5 * jnp.mean(seen.valid * (goal - q_of(q, seen.obs, seen.action)) ** 2)
+            return -0.5 * jnp.mean(jnp.where(seen.valid, goal - q_of(q, seen.obs, seen.action), 0.0) ** 2)
 
         q = adam_step(self.q, gradient(objective, self.q.params), hyper.value_lr)
         target = jax.tree.map(lambda old, new: 0.98 * old + 0.02 * new, self.target, q.params)

@@ -205,12 +205,21 @@ class Learner:
         return jax.device_put(self.population.padded(raw), self.sharded)
 
     def snapshot(self, fetch: Callable[[State], State] = jax.device_get) -> State:
-        """Return the members' state on the host, without those that only fill devices; keys as plain integers."""
-        state = self.state._replace(key=jax.random.key_data(self.state.key))
-        return self.population.real(fetch(state))
+        """Return the members' state on the host, without the rows of their rings; keys as plain integers.
 
-    def restore(self, saved: State) -> None:
-        """Continue from a snapshot."""
-        state = self.population.padded(saved)
+        Those that only fill devices are left out.
+        """
+        replay = tuple(ring._replace(rows=()) for ring in self.state.replay)
+        return self.population.real(fetch(self.state._replace(key=jax.random.key_data(self.state.key), replay=replay)))
+
+    @property
+    def rows(self) -> tuple[Rollout, ...]:
+        """The rows of the members' rings, `[P, R, T, E, ...]`, with those that only fill devices."""
+        return tuple(ring.rows for ring in self.state.replay)
+
+    def restore(self, saved: State, rows: tuple[Rollout, ...] = ()) -> None:
+        """Continue from a snapshot, and from the rows of its rings."""
+        rings = zip(saved.replay, rows, strict=True)
+        state = self.population.padded(saved._replace(replay=tuple(ring._replace(rows=x) for ring, x in rings)))
         key = jax.random.wrap_key_data(jnp.asarray(state.key), impl="threefry2x32")
         self.state = jax.device_put(state._replace(key=key), self.sharded)
