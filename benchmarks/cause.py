@@ -88,7 +88,7 @@ def train(trainer: Trainer, steps: int) -> list[Snapshot]:
         if it.number % EVERY:
             continue
         state = trainer.learner.snapshot()
-        parts = (state.learned.agent.policy.params, state.learned.agent.value.params, state.learned.normaliser)
+        parts = (state.learned.agent.policy.params, state.learned.agent.value, state.learned.normaliser)
         for p, seed in enumerate(trainer.job.seeds):
             mine = jax.tree.map(lambda x, p=p: x[p], parts)
             found.append(Snapshot(seed, int(trainer.taken[p]), float(np.mean(recent[p][-10:])), *mine))

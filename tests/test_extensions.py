@@ -1,4 +1,4 @@
-"""A distribution, a rule, a mixture plan and a critic are each one class or function, and one line in a table."""
+"""A distribution, a rule, a mixture plan and a critic are each one class or function, and a line or two in tables."""
 
 import json
 import subprocess
@@ -17,15 +17,17 @@ from extensions import (
     LaplacePolicy,
     LaplaceTheta,
     LinearCritic,
+    QCritic,
     Squashed,
     SquashedPolicy,
     SquashedTheta,
     add_squashed,
+    measured,
     plain_gradient,
     uniform,
 )
 from gpi.config import Config, without_effect
-from gpi.core.critic import CRITICS
+from gpi.core.critic import CRITICS, regression
 from gpi.core.network import Change
 from gpi.core.plan import ALGORITHMS, PLANS, RULE_FACTS, Algorithm, RuleFacts
 from gpi.core.policy import POLICIES
@@ -35,6 +37,7 @@ from gpi.export import export
 from gpi.onnx_export import ADD_ACTIONS
 from gpi.rundir import checkpoint
 from gpi.rundir.policies import policies_in
+from gpi.rundir.run import read_rows
 from gpi.standalone import KINDS
 from gpi.training.job import resolve
 from trainers import collecting, uncompiled
@@ -147,8 +150,70 @@ def test_a_mixture_plan_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((run.dir / "config.json").read_text())["plan"]["nu"] == [1 / 3] * 3
 
 
+def test_a_mixture_plan_that_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ess = {}
+    for name, plan in {"uniform": uniform, "measured": measured}.items():
+        monkeypatch.setitem(PLANS, name, plan)
+        monkeypatch.setitem(ALGORITHMS, name, Algorithm("ppo", name))
+        run = trained(name, tmp_path / name, kappa=1.0, seeds=1, trust="strict")
+        assert gpi.audit(run).penalty_violations == 0, "the test of eq (11) is of the mixture in force"
+        ess[name] = [float(row["ess"]) for row in read_rows(run.dir / "metrics.csv")]
+    assert min(ess["uniform"][2:]) > 190.0 and ess["uniform"][0] == ess["measured"][0]
+    assert sum(ess["measured"][2:]) < sum(ess["uniform"][2:]) - 1.0, "a policy that was left behind weighs less"
+
+
+@pytest.fixture
+def with_replay(monkeypatch: pytest.MonkeyPatch):
+    """Add a critic whose ring holds five batches, so that it wraps, under two rules."""
+    monkeypatch.setitem(CRITICS, "q", QCritic.init)
+    for rule in ("ppo", "trpo"):
+        monkeypatch.setitem(ALGORITHMS, rule + "-q", Algorithm(rule, "reuse", critic="q", replay=300))
+
+
+def segments_in(run: gpi.Run) -> list[str]:
+    return sorted(path.name[8:-12] for path in (run.dir / "replay").glob("*"))
+
+
+@pytest.mark.parametrize("rule", ["ppo", "trpo"])
+def test_a_critic_with_a_replay_from_outside(rule: str, tmp_path: Path, with_replay: None):
+    """The run in two parts is the run in one, bit for bit."""
+    settings: dict[str, Any] = {"keep_replay": True, "checkpoint_every": 1}
+    parts = trained(rule + "-q", tmp_path, **settings)
+    settings |= TINY | {"steps": 384}
+    whole = gpi.train(rule + "-q", "Pendulum-v1", out=tmp_path / "whole", quiet=True, **settings)
+    for name in ("metrics.csv", "policy-1.safetensors", "ckpt-000000006/arrays.safetensors"):
+        assert (parts.dir / name).read_bytes() == (whole.dir / name).read_bytes(), name
+    assert segments_in(parts) == segments_in(whole)
+    for path in whole.dir.glob("replay/*"):
+        assert (parts.dir / "replay" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_checkpoint_writes_what_is_new_of_a_replay(tmp_path: Path, with_replay: None):
+    settings: dict[str, Any] = TINY | {"checkpoint_every": 1, "keep_replay": True, "steps": 640}
+    run = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "run", quiet=True, **settings)
+    ends = [f"{batch:09d}-{batch + 1:09d}" for batch in range(6, 13)]
+    assert segments_in(run) == ends, "three checkpoints need five batches each"
+    newest = max(run.dir.glob("ckpt-*"))
+    assert all(b"/rows" not in path.read_bytes() for path in newest.iterdir())
+    damaged = run.dir / "replay" / f"segment-{ends[-1]}.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    again = gpi.resume(run, steps=704, quiet=True)  # from the checkpoint before
+    longer: dict[str, Any] = settings | {"steps": 704}
+    other = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "other", quiet=True, **longer)
+    assert (again.dir / "metrics.csv").read_bytes() == (other.dir / "metrics.csv").read_bytes()
+
+
+def test_the_end_of_a_run_deletes_its_replay(tmp_path: Path, with_replay: None, capsys: pytest.CaptureFixture[str]):
+    run = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "run", **TINY)
+    assert "the replay needs" in capsys.readouterr().out and not (run.dir / "replay").exists()
+    gpi.resume(run)
+    assert "is complete; its replay was deleted" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="cannot be trained further: its replay was deleted at its end"):
+        gpi.resume(run, steps=384, quiet=True)
+
+
 def test_a_critic_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(CRITICS, "linear", LinearCritic)
+    monkeypatch.setitem(CRITICS, "linear", regression(LinearCritic.init))
     monkeypatch.setitem(ALGORITHMS, "linear", Algorithm("ppo", "reuse", critic="linear"))
     monkeypatch.delattr(LinearCritic, "under")  # as classes from before `--trust keep` are
     trained("linear", tmp_path, task="CartPole-v1")

@@ -59,7 +59,7 @@ def test_probe_is_solved(algorithm: str, probe: str, x64: None):
         scale = np.asarray(normaliser.std(member.learned.normaliser.returns), np.float32)
         best = pool.optimal_action(states)
         if best is None:
-            ours = scale * np.asarray(member.learned.agent.value.params.value(read))
+            ours = scale * np.asarray(member.learned.agent.value.value(read))
             np.testing.assert_allclose(ours, pool.optimal_value(states, GAMMA), atol=0.1)
         else:
             pi = member.learned.agent.policy.params.distribution(read)

@@ -79,7 +79,7 @@ carry_over = fast_jit(still.carry_over)
 def test_policy_and_value_are_the_same_functions_of_raw_observations(kind: type[Theta]):
     def functions(agent: Agent, normaliser: Normaliser, obs: Array) -> tuple[Any, Array]:
         seen = normalise_obs(scaling_of(normaliser.obs), obs)
-        value = scaling_of(normaliser.returns).scale * agent.value.params.value(seen)
+        value = scaling_of(normaliser.returns).scale * agent.value.value(seen)
         return agent.policy.params.distribution(seen), value
 
     read, agent, (old, new) = fast_jit(functions), agent_of(kind), normalisers()

@@ -21,7 +21,7 @@ import gpi
 from gpi.config import FIRST, Config
 from gpi.core import iteration, rules
 from gpi.core.agent import Hyper
-from gpi.core.critic import MlpCritic
+from gpi.core.critic import CRITICS
 from gpi.core.gaussian import GaussianTheta
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
@@ -56,11 +56,11 @@ def test_no_float64_reaches_the_update(algorithm: str, x64: None):
     shape = batch_shape(1, 1, 1024, spec.horizon, reset_each_batch=True)
     rng, key = learner.origin(config, 0)
     theta = GaussianTheta.init(rng, spec.observation_size, spec.action_size, config.hidden)
-    phi = MlpCritic.init(rng, spec.observation_size, config.hidden)
-    state = learner.init_state(theta, phi, key, job, spec, shape)
+    critic = CRITICS["mlp"](rng, spec.observation_size, spec.action_size, config.hidden)
+    state = learner.init_state(theta, critic, key, job, spec, shape)
 
     def update(state: iteration.State, hyper: Hyper, key: jax.Array):
-        values = iteration.read_values(state.learned.agent.value.params, state.learned.buffer)
+        values = iteration.read_values(state.learned.agent.value, state.learned.buffer)
         sample = iteration.estimate(state.learned.agent.policy.params, values, state.learned.buffer, hyper)
         return rules.improve(state.learned.agent, sample, key, hyper, learner.static_of(config))
 

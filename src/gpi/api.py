@@ -56,6 +56,7 @@ class Settings(TypedDict, total=False):
     checkpoint_every: int
     eval_every: int
     eval_episodes: int
+    keep_replay: bool
 
 
 def train(

@@ -192,6 +192,11 @@ class Config:
     eval_episodes: int = setting(
         10, "episodes of each of these evaluations, per seed", "run", at_least(1), at_most(100_000)
     )
+    keep_replay: bool = setting(
+        False,
+        "keep what a critic keeps beyond the M slots after the end, so that `gpi resume --steps` can go on",
+        "run", later=True,
+    )  # fmt: skip
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         """Raise UsageError for a setting that does not exist, with the nearest that does."""
@@ -285,6 +290,8 @@ def idle_settings(config: Config) -> dict[str, str]:
     name, rule = config.algorithm, ALGORITHMS[config.algorithm].facts
     natural = f"{name}, whose step has the length of its trust region"
     idle: dict[str, str] = {}
+    if not config.replayed:
+        idle |= {"keep_replay": f"{name}, whose critic keeps no replay"}
     if not config.reuses:
         idle |= {"kappa": f"{name}, which reuses no samples"}
     if not rule.uses_lr:

@@ -23,6 +23,7 @@ FAILPOINTS = (
     "ckpt.before_mkdir", "ckpt.after_mkdir", "ckpt.before_verify", "ckpt.before_dirsync", "ckpt.after_dirsync",
     "ckpt.after_aside", "ckpt.before_rename", "ckpt.after_rename", "ckpt.after_parentsync",
     "ckpt.before_retire", "ckpt.after_retire", "ckpt.before_remove", "ckpt.mid_remove",
+    "segment.before_verify", "segment.after_rename", "segment.before_remove",
 )  # fmt: skip
 
 

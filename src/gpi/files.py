@@ -40,6 +40,8 @@ class ArraySpec(NamedTuple):
     """Whether the first axis may be shorter than `shape` says."""
     optional: bool = False
     """Whether it may be missing, as in files of earlier versions."""
+    segmented: bool = False
+    """Whether it lies in segments, along its second axis."""
 
     @property
     def smallest(self) -> int:

@@ -9,8 +9,8 @@ from jax.flatten_util import ravel_pytree
 
 from compiling import fast_jit
 from gpi.core import iteration, rules, solvers
-from gpi.core.agent import Agent, Hyper
-from gpi.core.critic import Critic, MlpCritic
+from gpi.core.agent import Agent, Hyper, ValueFunction
+from gpi.core.critic import CRITICS
 from gpi.core.gaussian import GaussianTheta
 from gpi.core.policy import Theta
 from gpi.core.sample import Buffer, Rollout, Sample, init_buffer, push
@@ -24,7 +24,7 @@ def log_pi_of(theta: Theta, s: Sample) -> jax.Array:
     return theta.distribution(s.obs).log_prob(s.action)
 
 
-def estimate_of(theta_k: Theta, phi: Critic, buffer: Buffer, hyper: Hyper) -> Sample:
+def estimate_of(theta_k: Theta, phi: ValueFunction, buffer: Buffer, hyper: Hyper) -> Sample:
     return iteration.estimate(theta_k, iteration.read_values(phi, buffer), buffer, hyper)
 
 
@@ -54,7 +54,7 @@ draw_rollout = fast_jit(rollout_of)
 def new_agent(seed: int, hidden: tuple[int, ...] = (8,)) -> Agent:
     rng = np.random.default_rng(seed)
     theta = GaussianTheta.init(rng, O, A, hidden)
-    return Agent(solvers.init_adam(theta), solvers.init_adam(MlpCritic.init(rng, O, hidden)), jnp.float32(3e-4))
+    return Agent(solvers.init_adam(theta), CRITICS["mlp"](rng, O, A, hidden), jnp.float32(3e-4))
 
 
 def hyper(nu: tuple[float, ...], eps: float = EPS) -> Hyper:
@@ -82,7 +82,7 @@ def buffer_of(agent: Agent, slots: int, filled: int, drift: float = 0.05) -> Buf
 
 
 def on_policy_sample(agent: Agent) -> Sample:
-    return estimate(agent.policy.params, agent.value.params, buffer_of(agent, 1, 1), hyper((1.0,)))
+    return estimate(agent.policy.params, agent.value, buffer_of(agent, 1, 1), hyper((1.0,)))
 
 
 def flat(tree: Any) -> np.ndarray:

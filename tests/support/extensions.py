@@ -1,7 +1,8 @@
-"""Extensions of gpi that need no change in it: two policies, a rule, a mixture plan, a critic."""
+"""Extensions of gpi that need no change in it: two policies, a rule, mixture plans, critics."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +13,16 @@ from jax.flatten_util import ravel_pytree
 
 from gpi.core import objectives
 from gpi.core.agent import Agent, Hyper, Static
+from gpi.core.critic import MlpCritic, Regression, regression
 from gpi.core.gaussian import HALF_LOG_2PI, GaussianTheta
 from gpi.core.network import Change, Net, forward, init_net, reading
+from gpi.core.normaliser import Normaliser, normalise
 from gpi.core.plan import Plan
 from gpi.core.policy import Theta, log_pi
-from gpi.core.rules import Proposal, fit_value, standardised
-from gpi.core.sample import Sample
-from gpi.core.solvers import Direction, adam_step, gradient
+from gpi.core.ring import Replay
+from gpi.core.rules import Proposal, standardised
+from gpi.core.sample import Buffer, Sample
+from gpi.core.solvers import Adam, Direction, adam_step, gradient, init_adam
 from gpi.onnx_export import Graph, add_scaled
 from gpi.standalone import ContinuousPolicy, GaussianPolicy, clip
 from gpi.theory.mixture import uniform_mixture
@@ -174,7 +178,7 @@ def plain_gradient(agent: Agent, s: Sample, key: Array, hyper: Hyper, static: St
         return objectives.surrogate(log_pi(theta, s.obs, s.action), batch)
 
     policy = adam_step(agent.policy, gradient(surrogate, agent.policy.params), agent.lr)
-    new = agent._replace(policy=policy, value=fit_value(agent.value, s, hyper))
+    new = agent._replace(policy=policy, value=agent.value.fit(s, hyper))
     step = ravel_pytree(policy.params)[0] - ravel_pytree(agent.policy.params)[0]
     return Proposal(new, Direction(step, jnp.bool_(True), jnp.bool_(True)), None)
 
@@ -183,6 +187,24 @@ def uniform(B: int, n: int, eps: float, kappa: float) -> Plan:
     """A mixture plan: the last M policies have equal weights."""
     best = uniform_mixture(B, kappa, eps, n)
     return Plan(best.nu, n, best.eps_gpi)
+
+
+def distances(theta_k: Theta, seen: Buffer) -> Array:
+    """Return the measured TV distance of pi_k to the policy of every slot, ½ E|ratio - 1|."""
+    obs, action = (x.reshape(-1, *x.shape[3:]) for x in (seen.rollout.obs, seen.rollout.action))
+    ratio = jnp.exp(log_pi(theta_k, obs, action) - seen.logp_i.reshape(-1)).reshape(seen.logp_i.shape)
+    valid = seen.rollout.valid.astype(ratio.dtype)
+    return 0.5 * jnp.sum(valid * jnp.abs(ratio - 1.0), (1, 2)) / jnp.maximum(jnp.sum(valid, (1, 2)), 1.0)
+
+
+def nearest_first(theta_k: Theta, seen: Buffer, hyper: Hyper) -> Hyper:
+    """The less weight, the further a policy has been left behind."""
+    return hyper._replace(nu=hyper.nu * jnp.exp(-100.0 * distances(theta_k, seen)))
+
+
+def measured(B: int, n: int, eps: float, kappa: float) -> Plan:
+    """A mixture plan that changes with the data: solved anew at every update."""
+    return dataclasses.replace(uniform(B, n, eps, kappa), solve=nearest_first)
 
 
 class LinearCritic(NamedTuple):
@@ -201,3 +223,51 @@ class LinearCritic(NamedTuple):
     def under(self, change: Change) -> LinearCritic:
         bias = self.bias + change.shift @ self.kernel
         return LinearCritic(change.factor * change.stretch * self.kernel, change.factor * bias)
+
+
+class QCritic(NamedTuple):
+    """A critic that learns Q from a replay, beside the V that V-trace reads: its own optimiser, target and draws."""
+
+    v: Regression
+    q: Adam[Net]
+    target: Net
+
+    @classmethod
+    def init(
+        cls, rng: np.random.Generator, observation_size: int, action_size: int, hidden: tuple[int, ...]
+    ) -> QCritic:
+        q = init_net(rng, (observation_size + action_size, *hidden, 1), 1.0)
+        v = regression(MlpCritic.init)(rng, observation_size, action_size, hidden)
+        assert isinstance(v, Regression)
+        return cls(v, init_adam(q), q)
+
+    def value(self, obs: Array) -> Array:
+        return self.v.value(obs)
+
+    def fit(self, s: Sample, hyper: Hyper) -> QCritic:
+        return self._replace(v=self.v.fit(s, hyper))
+
+    def fit_replay(self, replay: Replay, theta_k: Theta, normaliser: Normaliser, key: Array, hyper: Hyper) -> QCritic:
+        """Take one step towards r + gamma Q(s', a'), with a' of pi_k, on 64 transitions of all that is kept."""
+        [ring], keys = replay, jax.random.split(key)
+        slots, *shape = ring.rows.reward.shape
+        held = jnp.minimum(ring.count, slots) * int(np.prod(shape))
+        drawn = jax.random.randint(keys[0], (64,), 0, held)
+        rows = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[3:])[drawn], ring.rows)
+        seen = jax.tree.map(lambda x: x[:, 0], normalise(normaliser, rows))
+        pi: Any = theta_k.distribution(seen.next_obs)
+        noise = theta_k.draw_noise(keys[1], seen.action.shape)
+        ahead = q_of(self.target, seen.next_obs, pi.act(noise))
+        goal = seen.reward + hyper.gamma * jnp.where(seen.terminated, 0.0, ahead)
+
+        def objective(q: Net) -> Array:
+            return -0.5 * jnp.mean(jnp.where(seen.valid, goal - q_of(q, seen.obs, seen.action), 0.0) ** 2)
+
+        q = adam_step(self.q, gradient(objective, self.q.params), hyper.value_lr)
+        target = jax.tree.map(lambda old, new: 0.98 * old + 0.02 * new, self.target, q.params)
+        return self._replace(q=q, target=target)
+
+
+def q_of(net: Net, obs: Array, action: Array) -> Array:
+    """Return Q(s, a)."""
+    return forward(net, jnp.concatenate([obs, action], axis=1))[:, 0]

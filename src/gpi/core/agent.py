@@ -1,14 +1,17 @@
-"""The data of an update: the agent, its settings, and its measurements."""
+"""The data of an update: the agent with its critic, its settings, and its measurements."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from gpi.core.critic import Critic
+from gpi.core.normaliser import Normaliser
+from gpi.core.plan import Solve, as_planned
 from gpi.core.policy import Theta
+from gpi.core.ring import Replay
+from gpi.core.sample import Sample
 from gpi.core.solvers import Adam
 
 
@@ -23,6 +26,7 @@ class Static:
     kl_slack: float = 1.5
     trust: str = "paper"  # of `trust.TRUST`
     normaliser: str = "paper"  # of `still.NORMALISING`
+    solve: Solve = as_planned  # of a `plan.Plan`
 
 
 class Hyper(NamedTuple):
@@ -37,11 +41,36 @@ class Hyper(NamedTuple):
     freeze: Int[Array, ""]  # from this batch on the normaliser's statistics do not change
 
 
+class ValueFunction(Protocol):
+    """An estimate of the values of pi_k, as a pytree of arrays."""
+
+    def value(self, obs: Float[Array, "S O"], /) -> Float[Array, " S"]:
+        """Return V(s) for every row of observations."""
+        ...
+
+
+class Critic(ValueFunction, Protocol):
+    """A value function with all that its fit needs, as a pytree of arrays: optimisers, targets, other networks.
+
+    With a still normaliser it needs `under`, too (`network.Convertible`).
+    """
+
+    def fit(self, s: Sample, hyper: Hyper, /) -> Self:
+        """Return the critic after one step on one minibatch, whose targets are V-trace's."""
+        ...
+
+    def fit_replay(
+        self, replay: Replay, theta_k: Theta, normaliser: Normaliser, key: PRNGKeyArray, hyper: Hyper, /
+    ) -> Self:
+        """Return the critic after it has learned from what it keeps beyond the M slots, the newest batch included."""
+        ...
+
+
 class Agent(NamedTuple):
-    """Everything an update changes: policy, value function, their optimisers, and PPO's learning rate."""
+    """Everything an update changes: policy, critic, their optimisers, and PPO's learning rate."""
 
     policy: Adam[Theta]
-    value: Adam[Critic]
+    value: Critic
     lr: Float[Array, ""]
 
 

@@ -11,9 +11,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from gpi.core import faults, objectives, ring
 from gpi.core.advantage import vtrace
-from gpi.core.agent import Agent, Hyper, Metrics, Static
+from gpi.core.agent import Agent, Hyper, Metrics, Static, ValueFunction
 from gpi.core.audit import Audit, acted_penalty, audit, normaliser_tv
-from gpi.core.critic import Critic
 from gpi.core.normaliser import Normaliser, lag, normalise, scaling_of, update
 from gpi.core.policy import Theta, log_pi
 from gpi.core.ring import Replay
@@ -22,7 +21,7 @@ from gpi.core.sample import Buffer, Rollout, Sample, push, weights
 from gpi.core.still import NORMALISING
 
 Values = tuple[Float[Array, "M T E"], Float[Array, "M T E"]]  # V(s) and V(s')
-COLLECTING, LEARNING = 0, 1  # the two uses of an iteration's randomness
+COLLECTING, LEARNING, REPLAYING = 0, 1, 2  # the uses of an iteration's randomness
 
 
 class Learned(NamedTuple):
@@ -47,7 +46,7 @@ class Trace(NamedTuple):
 
     values: Values
     sample: Sample
-    agent: Agent  # pi_{k+1} and its value function, as they read these samples
+    agent: Agent  # pi_{k+1} and its critic, as they read these samples
     metrics: Metrics
     gradient_finite: Bool[Array, ""]
 
@@ -62,21 +61,32 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
 
     `raw` is line 3, the n samples that pi_k has just collected; `batch` is their number, warm-up included.
     """
-    (agent, buffer, normaliser), replay, key, fault = state
-    theta_k, phi, normalising = agent.policy.params, agent.value.params, NORMALISING[static.normaliser]
-    rollout = normalise(normaliser, raw)
-    buffer = push(buffer, raw, rollout, log_probs(theta_k, rollout))  # pi_{k-i}: slot i
-    seen = normalising.read(normaliser, buffer)
-    values = read_values(phi, seen)
+    (agent, _, normaliser), normalising = state.learned, NORMALISING[static.normaliser]
+    buffer, replay = store(state, raw)  # pi_{k-i}: slot i
+    theta_k, seen = agent.policy.params, normalising.read(normaliser, buffer)
+    hyper = static.solve(theta_k, seen, hyper)  # nu in force
+    values = read_values(agent.value, seen)
     sample = estimate(theta_k, values, seen, hyper)  # A^{pi_k} by V-trace, weights from nu
-    agent, metrics, finite = improve(agent, sample, key_for(key, batch, LEARNING), hyper, static)  # PPO, TRPO or VMPO
+    key, critic_key = (key_for(state.key, batch, use) for use in (LEARNING, REPLAYING))
+    agent = agent._replace(value=agent.value.fit_replay(replay, theta_k, normaliser, critic_key, hyper))
+    agent, metrics, finite = improve(agent, sample, key, hyper, static)  # by PPO, TRPO or VMPO
     updated = update(normaliser, raw, hyper.gamma, batch >= hyper.freeze)  # last, or ratio would not be rho
-    acting, new = normalising.follow(agent, normaliser, updated, buffer, sample, hyper, static)
-    learned, trace = Learned(acting, buffer, new), Trace(values, sample, agent, metrics, finite)
-    return State(learned, ring.put(replay, raw, fault), key, fault), trace
+    acting, follower = normalising.follow(agent, normaliser, updated, buffer, sample, hyper, static)
+    return (
+        State(Learned(acting, buffer, follower), replay, state.key, state.fault),
+        Trace(values, sample, agent, metrics, finite),
+    )
 
 
-def read_values(phi: Critic, buffer: Buffer) -> Values:
+def store(state: State, raw: Rollout) -> tuple[Buffer, Replay]:
+    """Return the last M policies' samples, and what is kept beyond them, with those of pi_k."""
+    agent, buffer, normaliser = state.learned
+    rollout = normalise(normaliser, raw)
+    buffer = push(buffer, raw, rollout, log_probs(agent.policy.params, rollout))
+    return buffer, ring.put(state.replay, raw, state.fault)
+
+
+def read_values(phi: ValueFunction, buffer: Buffer) -> Values:
     """Return V(s) and V(s') on the data of all prior policies."""
     shape = buffer.logp_i.shape
     v, v_next = (phi.value(x.reshape(-1, x.shape[-1])) for x in (buffer.rollout.obs, buffer.rollout.next_obs))

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from gpi.theory.mixture import eps_gpi, nu
+
+if TYPE_CHECKING:  # names and numbers must not start JAX
+    from gpi.core.agent import Hyper
+    from gpi.core.policy import Theta
+    from gpi.core.sample import Buffer
 
 TrustMode = Literal["paper", "adaptive", "strict", "keep"]
 TRUST_MODES: tuple[str, ...] = get_args(TrustMode)
 """How strictly an update keeps its trust region."""
+
+
+Solve = Callable[["Theta", "Buffer", "Hyper"], "Hyper"]
+"""Returns the mixture and the trust region in force, from pi_k, the samples of all prior policies and those planned."""
+
+
+def as_planned(theta_k: Theta, seen: Buffer, hyper: Hyper) -> Hyper:
+    """Return the plan's mixture and trust region, regardless of what was measured."""
+    return hyper
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,7 @@ class Plan:
     nu: tuple[float, ...]
     steps: int
     eps: float
+    solve: Solve = as_planned  # called at every update, inside the compiled program; it keeps M
 
 
 def on_policy(B: int, n: int, eps: float, kappa: float) -> Plan:

@@ -19,11 +19,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from gpi.core import objectives
 from gpi.core.advantage import degenerate, standardise
 from gpi.core.agent import Agent, Hyper, Metrics, Static
-from gpi.core.critic import Critic
+from gpi.core.critic import value_loss
 from gpi.core.policy import Distribution, Theta, log_pi
 from gpi.core.sample import Sample, mean
 from gpi.core.solvers import (
-    Adam,
     Direction,
     StepResult,
     adam_step,
@@ -57,20 +56,9 @@ class Rule(NamedTuple):
     decay_lr: bool = False  # whether the learning rate falls when a step was too long
 
 
-def value_loss(phi: Critic, s: Sample) -> Float[Array, ""]:
-    """Return ½ E[(target - V)²], what the value function minimises."""
-    return 0.5 * mean((s.target - phi.value(s.obs)) ** 2, s.weight)
-
-
 def standardised(s: Sample) -> Sample:
     """Return the samples with standardised advantages."""
     return s._replace(adv=standardise(s.adv, s.rho, s.weight))
-
-
-def fit_value(adam: Adam[Critic], s: Sample, hyper: Hyper) -> Adam[Critic]:
-    """Take one step of the value fit on one minibatch."""
-    uphill = jax.grad(lambda phi: -value_loss(phi, s))(adam.params)
-    return adam_step(adam, uphill, hyper.value_lr)
 
 
 def clipped_ascent(agent: Agent, s: Sample, key: PRNGKeyArray, hyper: Hyper, static: Static) -> Proposal:
@@ -82,7 +70,7 @@ def clipped_ascent(agent: Agent, s: Sample, key: PRNGKeyArray, hyper: Hyper, sta
 
         g = gradient(objective, agent.policy.params)
         policy = adam_step(agent.policy, g, agent.lr, static.max_grad_norm)
-        return agent._replace(policy=policy, value=fit_value(agent.value, mb, hyper))
+        return agent._replace(policy=policy, value=agent.value.fit(mb, hyper))
 
     new = minibatch_ascent(step, agent, s, key, static.epochs, static.minibatches)
     old, after = (ravel_pytree(x.policy.params)[0] for x in (agent, new))
@@ -94,7 +82,7 @@ def natural_ascent(objective_of: Callable[[Sample, Hyper], Objective]) -> Propos
 
     def propose(agent: Agent, s: Sample, key: PRNGKeyArray, hyper: Hyper, static: Static) -> Proposal:
         fitted = minibatch_ascent(
-            lambda adam, mb: fit_value(adam, mb, hyper), agent.value, s, key, static.epochs, static.minibatches
+            lambda critic, mb: critic.fit(mb, hyper), agent.value, s, key, static.epochs, static.minibatches
         )
         theta_k = agent.policy.params
         pi_k = theta_k.distribution(s.obs)
@@ -195,7 +183,7 @@ def measure(theta_k: Theta, agent: Agent, s: Sample, eps: Float[Array, ""], frac
         improvement=objectives.surrogate(logp, batch) - objectives.surrogate(pi_k.log_prob(s.action), batch),
         fraction=fraction,
         entropy=mean(pi.entropy(), s.weight),
-        value_loss=value_loss(agent.value.params, s),
+        value_loss=value_loss(agent.value, s),
         adv_std=jnp.sqrt(mean((s.adv - centre) ** 2, s.weight)),
         lr=agent.lr,
         ess=jnp.sum(s.weight) ** 2 / jnp.sum(s.weight**2),

@@ -33,13 +33,16 @@ class Adam(NamedTuple, Generic[Tree]):
     count: Float[Array, ""]  # steps taken
 
 
+AnyAdam = TypeVar("AnyAdam", bound=Adam[Any])
+
+
 def init_adam(params: Tree) -> Adam[Tree]:
     """Return parameters with fresh moments."""
     zeros = jax.tree.map(jnp.zeros_like, params)
     return Adam(params, zeros, zeros, jnp.zeros((), jnp.float32))
 
 
-def adam_step(adam: Adam[Tree], gradient: Tree, lr: Float[Array, ""], max_norm: float | None = None) -> Adam[Tree]:
+def adam_step(adam: AnyAdam, gradient: Any, lr: Float[Array, ""], max_norm: float | None = None) -> AnyAdam:
     """Take one Adam step up the gradient, whose norm is first clipped at `max_norm`."""
     if max_norm is not None:
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
@@ -50,7 +53,7 @@ def adam_step(adam: Adam[Tree], gradient: Tree, lr: Float[Array, ""], max_norm: 
     second = jax.tree.map(lambda m, g: BETA_2 * m + (1.0 - BETA_2) * g * g, adam.second, gradient)
     rate, grow = lr / (1.0 - BETA_1**count), 1.0 / (1.0 - BETA_2**count)
     params = jax.tree.map(lambda x, m, v: x + rate * m / (jnp.sqrt(grow * v) + ADAM_EPS), adam.params, first, second)
-    return Adam(params, first, second, count)
+    return adam._replace(params=params, first=first, second=second, count=count)
 
 
 def gradient(objective: Callable[[Tree], Array], at: Tree) -> Tree:

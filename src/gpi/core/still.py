@@ -20,7 +20,7 @@ from gpi.core.network import Change, Convertible
 from gpi.core.normaliser import CLIP, Normaliser, normalise, normalise_obs, scaling_of
 from gpi.core.policy import log_pi
 from gpi.core.sample import Buffer, Sample
-from gpi.core.solvers import Adam, Tree
+from gpi.core.solvers import AnyAdam, Tree
 from gpi.core.trust import TRUST, inside
 from gpi.errors import UsageError
 
@@ -44,16 +44,20 @@ def inverse(change: Change) -> Change:
     return Change(1.0 / change.stretch, -change.shift / change.stretch, 1.0 / change.factor)
 
 
-def carried(adam: Adam[Tree], change: Change, gain: Float[Array, ""]) -> Adam[Tree]:
+def convertible(x: object) -> Convertible:
+    """Return parameters or a critic that can be carried over; raise UsageError for others."""
+    if not isinstance(x, Convertible):
+        raise UsageError(f"{type(x).__name__} has no `under`, which a still normaliser needs; use --normaliser paper")
+    return x
+
+
+def carried(adam: AnyAdam, change: Change, gain: Float[Array, ""]) -> AnyAdam:
     """Return parameters and moments of Adam in the units of the new statistics, where the objective is `gain` times it.
 
     First moments transform by the vjp of the inverse change, second moments by applying it twice. A shift also mixes in
     the covariance of the gradients of kernel and bias, which Adam does not track.
     """
-    old = adam.params
-    if not isinstance(old, Convertible):
-        raise UsageError(f"{type(old).__name__} has no `under`, which a still normaliser needs; use --normaliser paper")
-    params = old.under(change)
+    params = convertible(adam.params).under(change)
 
     def back(change: Change, gradient: Tree) -> Tree:
         _, pull = jax.vjp(lambda params: params.under(inverse(change)), params)
@@ -67,12 +71,11 @@ def carried(adam: Adam[Tree], change: Change, gain: Float[Array, ""]) -> Adam[Tr
 def carry_over(agent: Agent, old: Normaliser, new: Normaliser) -> Agent:
     """Return the agent whose policy and value are, under the new statistics, the functions they were under the old.
 
-    Exactly so where neither statistics clip an observation, but for rounding. The policy's objective has no units, the
-    value's is the square of a reward.
+    Exactly so where neither statistics clip an observation, but for rounding. The policy's objective has no units.
     """
     change = change_of(old, new)
     policy = carried(agent.policy, change, jnp.ones_like(change.factor))
-    return agent._replace(policy=policy, value=carried(agent.value, change, change.factor**2))
+    return agent._replace(policy=policy, value=convertible(agent.value).under(change))
 
 
 def follow(

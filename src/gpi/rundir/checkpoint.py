@@ -25,6 +25,7 @@ from gpi import files
 from gpi.errors import DENIED, DiskError, FileError, UsageError, disk_error, read_error
 from gpi.failpoints import failpoint
 from gpi.files import Specs, shown
+from gpi.rundir import segments
 from gpi.standalone import Facts, sha256
 
 SCHEMA, FIRST = "gpi-checkpoint-2", "gpi-checkpoint-1"  # the first lacks what the policies read with
@@ -46,19 +47,21 @@ class Checkpoint(NamedTuple):
     identity: Facts
     best: dict[str, bytes]
     """The files of the best policies so far, by name."""
+    segments: list[Facts]
+    """The segments that it needs, in order."""
 
 
 def save(
     run: Path, iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts,
-    packs: Mapping[str, Mapping[str, bytes]] | None = None,
+    packs: Mapping[str, Mapping[str, bytes]] | None = None, listed: list[Facts] | None = None,
 ) -> Path:  # fmt: skip
     """Write a checkpoint and wait until the disk has it; only then remove all but the newest three.
 
-    `packs` are files of policies by name, to be packed as `BEST` and `POLICIES`.
+    `packs` are files of policies by name, to be packed as `BEST` and `POLICIES`; `listed` the segments that it needs.
     """
     if not 0 <= iteration < 10**9:
         raise UsageError(f"iteration {iteration} cannot be saved; checkpoints count from 0 to 999999999")
-    name, contents = f"ckpt-{iteration:09d}", _pack(iteration, arrays, state, identity, packs or {})
+    name, contents = f"ckpt-{iteration:09d}", _pack(iteration, arrays, state, identity, packs or {}, listed)
     try:
         with files.directory(run) as parent:
             try:
@@ -80,7 +83,7 @@ def save(
 
 def _pack(
     iteration: int, arrays: Mapping[str, np.ndarray], state: Facts, identity: Facts,
-    packs: Mapping[str, Mapping[str, bytes]],
+    packs: Mapping[str, Mapping[str, bytes]], listed: list[Facts] | None,
 ) -> dict[str, bytes]:  # fmt: skip
     """Return the contents of the files, checked to be readable before any of them exists."""
     contents = {ARRAYS: files.encode(arrays), STATE: files.dump_json(state)}
@@ -88,9 +91,8 @@ def _pack(
         if packed:
             contents[pack] = files.encode({name: np.frombuffer(data, np.uint8) for name, data in packed.items()})
     facts = {name: {"size": len(data), "sha256": sha256(data)} for name, data in contents.items()}
-    contents[MANIFEST] = files.seal(
-        {"schema": SCHEMA, "iteration": iteration, "files": facts, "identity": identity}, files.dump_json
-    )
+    manifest = {"schema": SCHEMA, "iteration": iteration, "files": facts, "identity": identity}
+    contents[MANIFEST] = files.seal(manifest | ({"segments": listed} if listed else {}), files.dump_json)
     for name in (STATE, MANIFEST):
         files.parse_json(contents[name], name)
     return contents
@@ -138,6 +140,18 @@ def _prune(parent: int, iteration: int) -> None:
     os.fsync(parent)
     failpoint("ckpt.before_remove")
     _clean(parent)
+    if segments.FOLDER in os.listdir(parent):
+        try:
+            needed = {name for number in _iterations(parent) for name in _needed(parent, number)}
+        except (FileError, UsageError, OSError):
+            return  # a checkpoint that is damaged may need any
+        segments.prune(parent, needed)
+
+
+def _needed(parent: int, iteration: int) -> list[str]:
+    """Return the names of the segments that a checkpoint needs."""
+    with files.directory(f"ckpt-{iteration:09d}", parent, follow=False) as fd:
+        return [segments.name_of(one) for one in _manifest(fd, iteration)["segments"]]
 
 
 def _clean(parent: int) -> None:
@@ -172,10 +186,14 @@ def load(path: Path, expected: Specs | None, finite: Collection[str] | bool = ()
     """
     with _opened(path) as (fd, iteration):
         manifest = _manifest(fd, iteration)
-        data = _content(fd, manifest, ARRAYS, UNKNOWN if expected is None else files.sizes(expected))
+        kept = None if expected is None else {name: spec for name, spec in expected.items() if not spec.segmented}
+        data = _content(fd, manifest, ARRAYS, UNKNOWN if kept is None else files.sizes(kept))
         state = files.parse_json(_content(fd, manifest, STATE, range(files.JSON_LIMIT + 1)), STATE)
         best = _packed(fd, manifest, BEST)
-        return Checkpoint(iteration, files.decode(data, expected, finite)[0], state, manifest["identity"], best)
+        arrays, listed = files.decode(data, kept, finite)[0], manifest["segments"]
+        rings = {name: spec for name, spec in (expected or {}).items() if spec.segmented}
+        arrays |= segments.read(path.parent, listed, rings) if rings else {}
+        return Checkpoint(iteration, arrays, state, manifest["identity"], best, listed)
 
 
 def _packed(fd: int, manifest: Facts, pack: str) -> dict[str, bytes]:
@@ -286,9 +304,10 @@ def _manifest(fd: int, iteration: int) -> Facts:
     if data != files.seal(manifest, files.dump_json):
         raise FileError(f"{MANIFEST} was changed (expected the hash of its content, found {shown(claim)})")
     match manifest:
-        case {"schema": _, "iteration": number, "files": dict(facts), "identity": dict(), **rest} if not rest:
-            if type(number) is int and number == iteration and sorted([*facts, MANIFEST]) == found:
-                return manifest
+        case {"schema": _, "iteration": number, "files": dict(facts), "identity": dict(), **rest}:
+            listed = segments.checked(rest.pop("segments", []))
+            if not rest and type(number) is int and number == iteration and sorted([*facts, MANIFEST]) == found:
+                return manifest | {"segments": listed}
     rule = f"schema, iteration {iteration}, files and identity"
     raise FileError(f"{MANIFEST} does not fit (expected {rule}, found {shown(manifest)})")
 

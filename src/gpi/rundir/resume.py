@@ -16,7 +16,7 @@ from gpi.rundir import checkpoint
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.standalone import Facts
 
-FREE = ("steps", "checkpoint_every", "step_timeout", "allow_images", "eval_every", "eval_episodes")
+FREE = ("steps", "checkpoint_every", "step_timeout", "allow_images", "eval_every", "eval_episodes", "keep_replay")
 """May change without changing what an iteration computes."""
 
 
@@ -46,7 +46,8 @@ def find_checkpoint(directory: Path, layout: Mapping[str, ArraySpec], identity: 
     def judge(then: Facts) -> None:
         drift[:] = judge_drift(directory, then, identity, allow_drift=allow_drift)
 
-    weights = [name for name, spec in layout.items() if name.startswith(("state/", "kept/")) and spec.dtype.kind == "f"]
+    floats = [name for name, spec in layout.items() if spec.dtype.kind == "f"]
+    weights = [name for name in floats if name.startswith(("state/", "kept/"))]
     found, skipped = checkpoint.newest_valid(directory, layout, weights, judge=judge)
     return Found(found, drift if found else [], skipped)
 

@@ -50,7 +50,7 @@ def write_config(directory: Path, job: Job, devices: list[Device], *, exact: boo
     plan = job.plan
     write_json(directory / "config.json", {
         "config": dataclasses.asdict(job.config),
-        "plan": {**dataclasses.asdict(plan), "M": len(plan.nu)},
+        "plan": {"nu": plan.nu, "steps": plan.steps, "eps": plan.eps, "M": len(plan.nu)},
         "env_seeds": job.env_seeds,
         "devices": [str(device) for device in devices],
         "runtime": machine.runtime_settings(),

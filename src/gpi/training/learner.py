@@ -16,11 +16,11 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered
 
-from gpi.config import Config
+from gpi.config import Config, plan_of
 from gpi.core import faults, normaliser
-from gpi.core.agent import Agent, Hyper, Metrics, Static
+from gpi.core.agent import Agent, Critic, Hyper, Metrics, Static
 from gpi.core.audit import Audit
-from gpi.core.critic import CRITICS, Critic
+from gpi.core.critic import CRITICS
 from gpi.core.iteration import Learned, State, learn, observe
 from gpi.core.network import shaped
 from gpi.core.plan import ALGORITHMS
@@ -103,13 +103,14 @@ def hyper_of(job: Job) -> Hyper:
 
 def static_of(config: Config) -> Static:
     """Return the settings that shape the compiled program."""
-    rule = ALGORITHMS[config.algorithm].rule
+    rule, solve = ALGORITHMS[config.algorithm].rule, plan_of(config).solve
     name = TRUST[config.trust].normaliser if config.normaliser == "auto" else config.normaliser
-    return Static(rule, config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack, config.trust, name)
+    numbers = config.epochs, config.minibatches, config.max_grad_norm, config.kl_slack
+    return Static(rule, *numbers, config.trust, name, solve)
 
 
-def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shape: Shape) -> State:
-    """Return one agent before its first sample, from its initial networks."""
+def init_state(theta: Theta, critic: Critic, key: Array, job: Job, spec: Spec, shape: Shape) -> State:
+    """Return one agent before its first sample, from its initial policy and critic."""
     rows = (shape.T, shape.E)
     obs = jnp.zeros((*rows, spec.observation_size), jnp.float32)
     one = theta.empty_action(spec.action_size)
@@ -117,7 +118,7 @@ def init_state(theta: Theta, phi: Critic, key: Array, job: Job, spec: Spec, shap
     scalar, flag = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.bool_)
     rollout = Rollout(obs, action, scalar, obs, flag, flag, flag)
     learned = Learned(
-        Agent(init_adam(theta), init_adam(phi), jnp.asarray(job.config.lr, jnp.float32)),
+        Agent(init_adam(theta), critic, jnp.asarray(job.config.lr, jnp.float32)),
         init_buffer(rollout, len(job.plan.nu), raw=NORMALISING[static_of(job.config).normaliser].raw),
         normaliser.init_normaliser(spec.observation_size),
     )
@@ -144,13 +145,13 @@ class Learner:
         def member(seed: int) -> tuple[Theta, Critic, Array]:
             rng, key = origin(config, seed)
             theta = policy.init(rng, spec.observation_size, spec.action_size, config.hidden)
-            phi = critic.init(rng, spec.observation_size, config.value_hidden or config.hidden)
+            phi = critic(rng, spec.observation_size, spec.action_size, config.value_hidden or config.hidden)
             theta, phi = shaped((theta, phi), config.activation, layer_norm=config.layer_norm)
             return theta, phi, key
 
         members = [member(seed) for seed in job.seeds]
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *members, *members[-1:] * self.population.padding)
-        init = jax.vmap(lambda theta, phi, key: (init_state(theta, phi, key, job, spec, shape), hyper_of(job)))
+        init = jax.vmap(lambda theta, critic, key: (init_state(theta, critic, key, job, spec, shape), hyper_of(job)))
         return jax.jit(init)(*stacked)
 
     def lower(self) -> list[Program]:
@@ -207,12 +208,21 @@ class Learner:
         return jax.device_put(self.population.padded(raw), self.sharded)
 
     def snapshot(self, fetch: Callable[[State], State] = jax.device_get) -> State:
-        """Return the members' state on the host, without those that only fill devices; keys as plain integers."""
-        state = self.state._replace(key=jax.random.key_data(self.state.key))
-        return self.population.real(fetch(state))
+        """Return the members' state on the host, without the rows of their rings; keys as plain integers.
 
-    def restore(self, saved: State) -> None:
-        """Continue from a snapshot."""
-        state = self.population.padded(saved)
+        Those that only fill devices are left out.
+        """
+        replay = tuple(ring._replace(rows=()) for ring in self.state.replay)
+        return self.population.real(fetch(self.state._replace(key=jax.random.key_data(self.state.key), replay=replay)))
+
+    @property
+    def rows(self) -> tuple[Rollout, ...]:
+        """The rows of the members' rings, `[P, R, T, E, ...]`, with those that only fill devices."""
+        return tuple(ring.rows for ring in self.state.replay)
+
+    def restore(self, saved: State, rows: tuple[Rollout, ...] = ()) -> None:
+        """Continue from a snapshot, and from the rows of its rings."""
+        rings = zip(saved.replay, rows, strict=True)
+        state = self.population.padded(saved._replace(replay=tuple(ring._replace(rows=x) for ring, x in rings)))
         key = jax.random.wrap_key_data(jnp.asarray(state.key), impl="threefry2x32")
         self.state = jax.device_put(state._replace(key=key), self.sharded)

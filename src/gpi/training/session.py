@@ -24,7 +24,7 @@ from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError, Us
 from gpi.evaluation import Evaluation, play, undisturbed
 from gpi.machine import cores
 from gpi.policy_file import content, policy_of, save
-from gpi.rundir import checkpoint
+from gpi.rundir import checkpoint, segments
 from gpi.rundir.checkpoint import Checkpoint
 from gpi.rundir.evaluations import kept_best, read_evaluations, rewind
 from gpi.rundir.resume import ALLOW, find_checkpoint, identity_of
@@ -67,6 +67,7 @@ class Session:
         self.first: float | None = None  # seconds to the first iteration
         self.stopped = False  # by a callback
         self.saved = -1  # the iteration of the newest checkpoint
+        self.segments: list[Facts] = []  # that the newest checkpoint needs
         self.announced: set[str] = set()  # seeds that were said to be frozen
         self.warm_up: list[Rollout] = []  # its batches, if this session began the run
 
@@ -168,7 +169,7 @@ class Session:
             what = what if promised else f"environments of {self.job.config.task} do not repeat themselves"
             self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
             trainer.start_over()
-        self.saved = found.iteration
+        self.saved, self.segments = found.iteration, found.segments
         self.progress.say(f"resuming after iteration {found.iteration}")
         return same
 
@@ -282,7 +283,9 @@ class Session:
         seeds = enumerate(self.job.seeds)
         policies = {f"policy-{seed}.safetensors": content(*learned(run, p)) for p, seed in seeds}
         packs = {checkpoint.POLICIES: policies, checkpoint.BEST: kept_best(self.directory)}
-        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, packs)
+        listed = segments.add(self.directory, self.segments, *trainer.new_batches(segments.end_of(self.segments)))
+        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, packs, listed)
+        self.segments = listed
         self.saved = trainer.done
 
     def _try_save(self, run: Running) -> None:
@@ -311,6 +314,8 @@ class Session:
             "returns": {str(seed): None if np.isnan(x) else x for seed, x in result.returns.items()},
             "final_steps": final_window(max(result.steps.values())),
         } | trainer.facts())  # fmt: skip
+        if complete and not self.stopped and not self.job.config.keep_replay:
+            segments.discard(directory)
 
     def _draw(self, result: Run) -> None:
         """Draw the learning curves; a full disk or a broken matplotlib costs the picture, and nothing else."""

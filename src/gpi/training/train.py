@@ -18,7 +18,7 @@ from gpi.envs.checks import BEFORE_TRAINING, Effort, check
 from gpi.envs.envpool import import_envpool
 from gpi.envs.pool import Repeats
 from gpi.errors import FileError, UsageError
-from gpi.rundir import lock
+from gpi.rundir import lock, segments
 from gpi.rundir.done import read_done
 from gpi.rundir.run import Run, open_run
 from gpi.rundir.tables import slowest
@@ -26,7 +26,7 @@ from gpi.standalone import Facts
 from gpi.terminal import counted
 from gpi.training import devices
 from gpi.training.job import Job, resolve
-from gpi.training.memory import require_memory
+from gpi.training.memory import require_disk, require_memory
 from gpi.training.progress import Progress
 from gpi.training.session import Session, require_not_fewer
 
@@ -57,6 +57,7 @@ def train(
     job = dataclasses.replace(job, config=dataclasses.replace(job.config, backend=simulator))
     validate_new(job.config, job.task.return_range)
     require_memory(job)
+    notes += require_disk(job, out or Path())
     notes += [*without_effect(job.config, typed), *unpromised(job.config)]
     directory = out or lock.make_new(default_directory(job.config))
     with lock.claim(directory), Progress(job.config.seeds, quiet=quiet) as progress:
@@ -91,13 +92,28 @@ def resume(
             if done is not None and done["complete"] and reached(done, job):
                 require_not_fewer(directory, job, about, slowest(job.seeds, done["steps"], done["frozen"]))
                 more = f"to train it further, name more: --steps {2 * job.config.steps}"
+                if replay_lost(job, done):
+                    segments.discard(directory)  # a kill after DONE was written leaves them
+                    more = LOST
                 progress.say(f"{directory} is complete; {more}")
                 return Run(directory), None
+            if done is not None and replay_lost(job, done):
+                raise UsageError(f"{directory} cannot be trained further: {LOST}")
             require_memory(job)
+            require_disk(job, directory)
             threads = about["runtime"]["PJRT_NPROC"]
             if threads or "jax" not in sys.modules:  # else the run has the devices of a JAX that others had started
                 devices.prepare(job.config, threads)
             return Session(job, directory, progress).resume(about, allow_drift=allow_drift)
+
+
+LOST = "its replay was deleted at its end; `gpi train --keep-replay` keeps it"
+
+
+def replay_lost(job: Job, done: Facts) -> bool:
+    """Return whether a run's end has deleted what its critic kept beyond the M slots."""
+    ended = done["complete"] and not done.get("stopped")
+    return bool(ended and job.config.replayed and not job.config.keep_replay)
 
 
 def default_directory(config: Config) -> Path:

@@ -152,16 +152,31 @@ class Trainer:
     def layout(self) -> dict[str, ArraySpec]:
         """Return the shape and dtype of every array of a snapshot; they do not depend on the devices."""
         layout = {
-            name: ArraySpec(x.shape, np.dtype(x.dtype), optional=LATER.fullmatch(name) is not None)
+            name: ArraySpec(
+                x.shape, np.dtype(x.dtype), optional=LATER.fullmatch(name) is not None,
+                segmented=name.startswith("replay/"),
+            )
             for name, x in named(self._shapes()).items()
-        }
+        }  # fmt: skip
         name, actions = "place/actions", layout["place/actions"].shape
         longest = (actions_limit(actions), *actions[1:])
         return layout | {name: ArraySpec(longest, layout[name].dtype, at_most=True)}
 
     def _shapes(self) -> Any:
         """Return shape and dtype of everything, without fetching it from the devices."""
-        return jax.eval_shape(lambda: self._everything(lambda tree: tree))
+        real = self.learner.population.real
+        return jax.eval_shape(lambda: self._everything(lambda tree: tree) | {"replay": real(self.learner.rows)})
+
+    def new_batches(self, since: int) -> tuple[int, dict[str, np.ndarray], int]:
+        """Return what the rings hold since this many batches: the first, their arrays `[P, k, ...]`, and the slots."""
+        rows = self.learner.rows
+        if not rows:
+            return since, {}, 0
+        slots = rows[0].reward.shape[1]
+        first = max(since, self.batches - slots)
+        places = np.arange(first, self.batches) % slots
+        new = self.learner.population.real(jax.device_get(jax.tree.map(lambda x: x[:, places], rows)))
+        return first, {name: np.asarray(x) for name, x in named({"replay": new}).items()}, slots
 
     def _everything(self, fetch: Callable[[Any], Any]) -> dict[str, Any]:
         """Return everything the next iteration depends on, with the parts on the devices as `fetch` returns them."""
@@ -185,7 +200,7 @@ class Trainer:
         now = self._shapes()
         arrays = arrays | first_arrays(arrays, named(now))
         saved = jax.tree.unflatten(jax.tree.structure(now), [arrays[name] for name in named(now)])
-        self.learner.restore(saved["state"])
+        self.learner.restore(saved["state"], saved["replay"])
         if self.keeper:
             self.keeper.restore(saved["kept"], facts or {})
         counters, position = saved["counters"], saved["place"]
