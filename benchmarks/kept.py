@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpi.analysis.retention import Retention, Scale, retention_at
-from gpi.analysis.student import student
+from gpi.analysis.student_t import student
 from gpi.config import Config
 from gpi.study.frame import FINISHED, Results, arm_of, results_of
 from gpi.study.gathered import gathered, merge

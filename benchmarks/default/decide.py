@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.student import student
+from gpi.analysis.student_t import student
 from gpi.config import Config
 from gpi.study.frame import FINISHED, results_of
 from gpi.study.gathered import gathered, merge
