@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gpi
-from gpi.analysis.student import student
+from gpi.analysis.student_t import student
 from gpi.callbacks import Evaluate
 from gpi.core.plan import ALGORITHMS
 from gpi.evaluation import evaluate

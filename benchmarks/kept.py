@@ -17,14 +17,14 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpi.analysis.retention import Retention, Scale, retention_at
-from gpi.analysis.student import student
+from gpi.analysis.student_t import student
 from gpi.config import Config
 from gpi.study.frame import FINISHED, Results, arm_of, results_of
 from gpi.study.gathered import gathered, merge
@@ -53,6 +53,7 @@ class Seed(NamedTuple):
     retention: Retention
 
 
+Ends = tuple[float, float, float]  # an estimate and the ends of its interval
 Part = Callable[[Seed], float]
 
 
@@ -70,11 +71,16 @@ def kept(seed: Seed) -> float:
     return seed.final - seed.retention.best.mean
 
 
-def load(paths: Sequence[Path]) -> Results:
-    """Read studies and packs together; what two of them have counts once."""
+def read_together(paths: Iterable[Path]) -> list[Result]:
+    """Read studies and packs; what two of them have counts once."""
     with tempfile.TemporaryDirectory() as temporary:
-        merge(Path(temporary) / "study", paths)
-        found = gathered(Path(temporary) / "study")
+        merge(Path(temporary) / "study", list(paths))
+        return gathered(Path(temporary) / "study")
+
+
+def load(paths: Sequence[Path]) -> Results:
+    """Return the results of the arms and tasks that are compared."""
+    found = read_together(paths)
     return results_of([x for x in found if arm_of(x.config) in arms() and x.config.short_task in TASKS])
 
 
@@ -164,7 +170,7 @@ def tables(seeds: Sequence[Seed]) -> None:
         rows = []
         for name, part, left_out in parts:
             tasks = [t for t in everywhere if t != left_out]
-            rows.append([name, *compared(*(scores(seeds, RULES, mode, tasks, part) for mode in ("keep", "paper")))])
+            rows.append([name, *shown(*(scores(seeds, RULES, mode, tasks, part) for mode in ("keep", "paper")))])
         print(markdown([f"keep less paper, all rules, {len(everywhere)} tasks", *COMPARED], rows))
     for rule in RULES:
         above = [finals(seeds, rule, mode, ["cartpole-balance_sparse"], highest).popitem()[1] for mode in MODES]
@@ -184,7 +190,7 @@ def ablation(seeds: Sequence[Seed]) -> None:
     print("\n" + markdown(["task, seeds 0 to 4", *map(", ".join, columns)], rows))
     pairs = [((rule, one), (rule, other)) for rule in rules for one, other in ((STILL, "paper"), ("keep", STILL))]
     pairs += [((f"ge{rule}", STILL), (rule, STILL)) for rule in rules]
-    rows = [[f"{', '.join(one)} less {', '.join(other)}", *compared(found[one], found[other])]
+    rows = [[f"{', '.join(one)} less {', '.join(other)}", *shown(found[one], found[other])]
             for one, other in pairs if one in found and other in found]  # fmt: skip
     print(markdown(["seeds 0 to 4", *COMPARED], rows))
     rows = [loss_row(rule, mode, [s for s in seeds if (s.rule, s.mode) == (rule, mode)]) for rule, mode in columns]
@@ -226,14 +232,23 @@ def scores(
     return {f"{i} {task}": x for i, mine in by_rule for task, x in mine.items()}
 
 
-def compared(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
-    """Return a mean difference, its interval over seeds, and Student's over tasks, of the mean over rules."""
+def compared(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> tuple[Ends, Ends]:
+    """Return a mean difference with its interval over seeds, and with Student's over tasks, of the mean over rules.
+
+    The seeds of both are given by names that end in the task.
+    """
     found = aggregate_difference("mean", one, other)
     tasks: dict[str, list[float]] = {}
     for name, x in one.items():
-        tasks.setdefault(name.split()[1], []).append(float(x.mean() - other[name].mean()))
-    _, low, high = student(np.mean(list(tasks.values()), axis=1))
-    return [f"{found.estimate:+.1f}", f"{found.low:+.1f} to {found.high:+.1f}", f"{low:+.1f} to {high:+.1f}"]
+        tasks.setdefault(name.split()[-1], []).append(float(x.mean() - other[name].mean()))
+    over_tasks = student(np.mean(list(tasks.values()), axis=1))
+    return (float(found.estimate), float(found.low), float(found.high)), over_tasks
+
+
+def shown(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> list[str]:
+    """Return a comparison as cells of a table."""
+    (middle, *seeds), (_, *tasks) = compared(one, other)
+    return [f"{middle:+.1f}", *(f"{low:+.1f} to {high:+.1f}" for low, high in (seeds, tasks))]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

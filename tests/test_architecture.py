@@ -66,6 +66,24 @@ def test_arrows_go_down_only(path: Path):
         assert not any(module.split(".")[0] == "matplotlib" for module in used)
 
 
+def test_a_study_uses_public_names_of_the_library_alone():
+    """All but the engine; a name that is a module counts once."""
+    table = PAGE.read_text().partition("A study uses the library")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", table, flags=re.MULTILINE)
+    public = {f"{module}.{name}" for module, names in rows for name in re.findall(r"`(\w+)`", names)}
+    used: set[str] = set()
+    for path in (SOURCE / "study").rglob("*.py"):
+        if "engine" in path.relative_to(SOURCE).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.split(".")[0] == "gpi" for alias in node.names), path
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gpi":
+                used |= {f"{node.module}.{alias.name}" for alias in node.names}
+    used = {name for name in used if not name.startswith("gpi.study")}
+    assert used == public and len(public) <= 30
+
+
 def test_nothing_in_the_package_can_run_code_from_a_file():
     forbidden = {"pickle", "cloudpickle", "joblib", "marshal", "shelve", "dill", "yaml"}
     for path in FILES:

@@ -10,7 +10,7 @@ from made_up_studies import CLAIM_CASES, JUDGED, TABLE, claim_coverage
 from scipy import stats
 
 from gpi.analysis.random_policy import RandomPolicy
-from gpi.analysis.student import student
+from gpi.analysis.student_t import student
 from gpi.envs import dmc
 from gpi.study import claims, theory_claims
 from gpi.study.claims import BEST, CLAIMS, FAILS, HOLDS, KAPPAS, MISSING, PAIRS, UNDECIDED, judge, readings_of, verdict

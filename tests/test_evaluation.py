@@ -12,7 +12,7 @@ import pytest
 import envs_own
 import gpi
 from gpi import cli
-from gpi.analysis.student import student
+from gpi.analysis.student_t import student
 from gpi.callbacks import Evaluate, TensorBoard
 from gpi.envs import tasks
 from gpi.envs.pool import Spec

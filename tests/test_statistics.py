@@ -13,7 +13,7 @@ from scipy import stats
 from gpi.analysis.random_policy import RandomPolicy, scale_of
 from gpi.analysis.retention import Retention, Scale, bin_of, curve_of, retention_at, window
 from gpi.analysis.retention import retention as retention_of
-from gpi.analysis.student import t_quantile
+from gpi.analysis.student_t import t_quantile
 from gpi.errors import UsageError
 from gpi.study import intervals, statistics
 from gpi.study.comparison import Comparison, Finals, Gain, Sides, classes_of, gains, margin, sides_of

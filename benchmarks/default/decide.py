@@ -8,25 +8,24 @@ over tasks is Student's of the tasks' means.
 """
 
 import argparse
-import tempfile
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.student import student
 from gpi.config import Config
 from gpi.study.frame import FINISHED, results_of
-from gpi.study.gathered import gathered, merge
-from gpi.study.statistics import aggregate, aggregate_difference
+from gpi.study.statistics import aggregate
 from gpi.training.learner import static_of
 
-TASKS = ("walker-walk", "cheetah-run", "reacher-hard", "finger-turn_easy", "cartpole-swingup_sparse", "hopper-stand",
-         "cartpole-balance_sparse", "pendulum-swingup")  # fmt: skip
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from kept import TASKS, Ends, compared, read_together
+
 STEPS, CELLS = 1_000_000, ((2, 10), (4, 5), (8, 3), (8, 2), (16, 2))
 NOT_READ = ("task", "seed", "seeds", "threads", "checkpoint_every", "eval_every", "eval_episodes", "reset_each_batch")
-Interval = tuple[float, float, float]  # an estimate and its ends
 Finals = dict[str, dict[int, float]]  # by task and seed
 
 
@@ -62,9 +61,7 @@ def arm_of(config: Config) -> Arm | None:
 def read(paths: Iterable[Path]) -> dict[Arm, Finals]:
     """Read the final performance of every finished seed."""
     found: dict[Arm, Finals] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        merge(Path(temporary) / "study", list(paths))
-        results = results_of(gathered(Path(temporary) / "study"))
+    results = results_of(read_together(paths))
     for row in results.seeds:
         arm = arm_of(results.arms[row.arm])
         if arm and row.task in TASKS and row.goal == STEPS and row.state == FINISHED:
@@ -85,13 +82,6 @@ def complete(found: Mapping[Arm, Finals], arms: Iterable[Arm], seeds: int = 5) -
     return finals
 
 
-def compared(x: Mapping[str, np.ndarray], y: Mapping[str, np.ndarray]) -> tuple[Interval, Interval]:
-    """Return the mean difference of two sets of arms: with its interval over seeds, and with that over tasks."""
-    gaps = [np.mean([x[key].mean() - y[key].mean() for key in x if key.split()[-1] == task]) for task in TASKS]
-    over_seeds = aggregate_difference("mean", x, y)
-    return (float(over_seeds.estimate), float(over_seeds.low), float(over_seeds.high)), student(np.array(gaps))
-
-
 def replaces(found: Mapping[Arm, Finals], new: Iterable[Arm], old: Iterable[Arm]) -> bool | None:
     """Return whether the new settings are better: by the intervals over seeds and over tasks; print both."""
     x, y = complete(found, new), complete(found, old)
@@ -102,7 +92,7 @@ def replaces(found: Mapping[Arm, Finals], new: Iterable[Arm], old: Iterable[Arm]
     return over_seeds[1] > 0.0 and over_tasks[1] > 0.0
 
 
-def shown(interval: Interval) -> str:
+def shown(interval: Ends) -> str:
     """Return a difference and its interval as text."""
     return f"{interval[0]:+.0f} [{interval[1]:+.0f}, {interval[2]:+.0f}]"
 

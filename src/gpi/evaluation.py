@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from gpi.analysis.student import student
+from gpi.analysis.student_t import student
 from gpi.config import require_positive
 from gpi.envs import tasks
 from gpi.envs.episodes import Episode, EpisodeCounter

@@ -256,7 +256,7 @@ class QCritic(NamedTuple):
         rows = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[3:])[drawn], ring.rows)
         seen = jax.tree.map(lambda x: x[:, 0], normalise(normaliser, rows))
         pi: Any = theta_k.distribution(seen.next_obs)
-        noise = theta_k.draw_noise(keys[1], seen.action.shape)
+        noise = theta_k.draw_noise(keys[1], seen.action.shape[:-1], seen.action.shape[-1])
         ahead = q_of(self.target, seen.next_obs, pi.act(noise))
         goal = seen.reward + hyper.gamma * jnp.where(seen.terminated, 0.0, ahead)
 

@@ -116,7 +116,7 @@ class AuditSummary:
     @property
     def bounds(self) -> tuple[str, ...]:
         """The bounds that are the algorithm's own, the one that the guarantee rests on first."""
-        return ALGORITHMS[self.algorithm].bounds
+        return bounds_of(self.algorithm)
 
     @property
     def reuses(self) -> bool:
@@ -215,6 +215,11 @@ class AuditSummary:
         """Violations by name of the bound."""
         counts = (self.penalty_violations, self.one_step_violations, self.kl_violations)
         return dict(zip(BOUNDS, counts, strict=True))
+
+
+def bounds_of(algorithm: str) -> tuple[str, ...]:
+    """Return the bounds that are an algorithm's own, the one that the guarantee rests on first."""
+    return ALGORITHMS[algorithm].bounds
 
 
 def equation_of(algorithm: str, bound: str) -> str:

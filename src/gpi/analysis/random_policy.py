@@ -51,12 +51,12 @@ def scale_of(task: str, known: RandomPolicy | None = None) -> Scale | None:
 def random_returns() -> dict[str, RandomPolicy]:
     """Return what a random policy meets on each of the 28 tasks, as it was measured for the package."""
     try:
-        return parse(MEASURED.read_bytes())  # not by `files.read`: installers may link a package's files
+        return parse_measurements(MEASURED.read_bytes())  # not by `files.read`: installers may link a package's files
     except FileError as error:
         raise FileError(f"{MEASURED} cannot be used: {error}; install gpi again") from error
 
 
-def parse(data: bytes, samples: int = SAMPLES) -> dict[str, RandomPolicy]:
+def parse_measurements(data: bytes, samples: int = SAMPLES) -> dict[str, RandomPolicy]:
     """Return the measurements in a file, none if of another number of samples; raise FileError if it is not one."""
     about: Facts = files.parse_json(data, "the table of random policies")
 

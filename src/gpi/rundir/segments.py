@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def _write(run: Path, name: str, data: bytes) -> None:
 
 def checked(listed: object) -> list[Facts]:
     """Return the segments that a manifest lists: one follows the other."""
-    segments = listed if isinstance(listed, list) else [listed]
+    segments: list[Any] = listed if isinstance(listed, list) else [listed]
     for one, before in zip(segments, [None, *segments], strict=False):
         match one:
             case {"first": first, "batches": batches, "size": size, "sha256": str(), **rest} if not rest:

@@ -34,8 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.random_policy import RandomPolicy
-from gpi.analysis.student import LEVEL, t_quantile
+from gpi import analysis
 from gpi.envs import dmc
 from gpi.study.comparison import Comparison, Finals, Sides, mean_over, sides_of
 from gpi.study.intervals import WHOLE, Statistic, Strata, cautious_interval
@@ -201,7 +200,7 @@ class Reading(NamedTuple):
     kappas: tuple[str, ...] = KAPPAS
 
 
-def readings_of(finals: Finals, random: Mapping[str, RandomPolicy]) -> list[Reading]:
+def readings_of(finals: Finals, random: Mapping[str, analysis.RandomPolicy]) -> list[Reading]:
     """Return the readings of some results: the paper's, its available part if data are missing, and kappa = 1."""
     enough = {
         arm: {task for task, seeds in tasks.items() if task in random and len(seeds) >= SEEDS}
@@ -280,7 +279,7 @@ class Judgement(NamedTuple):
     """With a share: the verdict would be another if one task changed sides."""
 
 
-def quantities(column: Comparison, claims: Sequence[Claim], random: Mapping[str, RandomPolicy]) -> Statistic:
+def quantities(column: Comparison, claims: Sequence[Claim], random: Mapping[str, analysis.RandomPolicy]) -> Statistic:
     """Return the function that computes the quantities `[..., claims]` of a column from the seeds of its arms."""
 
     def statistic(strata: Strata) -> np.ndarray:
@@ -290,7 +289,7 @@ def quantities(column: Comparison, claims: Sequence[Claim], random: Mapping[str,
     return statistic
 
 
-def judge(finals: Finals, random: Mapping[str, RandomPolicy], reading: Reading) -> list[Judgement]:
+def judge(finals: Finals, random: Mapping[str, analysis.RandomPolicy], reading: Reading) -> list[Judgement]:
     """Return every claim with its verdict in one reading, in the order of `CLAIMS`."""
     found = {}
     for name, column in reading.columns.items():
@@ -300,7 +299,11 @@ def judge(finals: Finals, random: Mapping[str, RandomPolicy], reading: Reading) 
 
 
 def judge_column(
-    finals: Finals, random: Mapping[str, RandomPolicy], reading: Reading, column: Comparison, claims: Sequence[Claim]
+    finals: Finals,
+    random: Mapping[str, analysis.RandomPolicy],
+    reading: Reading,
+    column: Comparison,
+    claims: Sequence[Claim],
 ) -> list[Judgement]:
     """Return the claims about one column, judged together: they share their resamples."""
     nothing = partial(Judgement, reading=reading, estimate=np.nan, low=np.nan, high=np.nan, verdict=MISSING)
@@ -342,7 +345,9 @@ def over_tasks(claim: Claim, sides: Sides) -> OverTasks | None:
         p = sign_test(k, n) if claim.bar == 0.5 else np.nan
     else:
         without = claim.quantity(sides.at(np.array([np.delete(places, i) for i in range(n)])))
-        reach = float(t_quantile((1.0 + LEVEL) / 2, n - 1.0)) * float(np.sqrt((n - 1) * without.var()))
+        reach = float(analysis.t_quantile((1.0 + analysis.LEVEL) / 2, n - 1.0)) * float(
+            np.sqrt((n - 1) * without.var())
+        )
         low, high = max(estimate - reach, claim.bounds[0]), min(estimate + reach, claim.bounds[1])
     return OverTasks(low, high, verdict(low, high, claim.bar, claim.strict), p)
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.random_policy import RandomPolicy
-from gpi.analysis.retention import ERRORS
+from gpi import analysis
 from gpi.study.intervals import Strata, strata_of
 
 Finals = Mapping[str, Mapping[str, np.ndarray]]
@@ -80,7 +79,7 @@ def mean_over(values: np.ndarray, among: np.ndarray) -> np.ndarray:
     return np.where(number > 0, np.where(among, values, 0.0).sum(axis=-1) / np.maximum(number, 1), np.nan)
 
 
-def margin(random: RandomPolicy, seeds: int, share: float = 1.0) -> float:
+def margin(random: analysis.RandomPolicy, seeds: int, share: float = 1.0) -> float:
     """Return by how much the mean of an arm's seeds must exceed the random policy's mean return: else *no learning*.
 
     The margin is 10, or three standard errors of the difference that two sets of random episodes would show, if that
@@ -88,13 +87,13 @@ def margin(random: RandomPolicy, seeds: int, share: float = 1.0) -> float:
     204 episodes; or of a `share` of these, where runs are short.
     """
     error = random.deviation * math.sqrt(1.0 / random.episodes + 1.0 / (EPISODES * share * seeds))
-    return max(MARGIN, ERRORS * error)
+    return max(MARGIN, analysis.ERRORS * error)
 
 
 def sides_of(
     compared: Comparison,
     strata: Strata,
-    random: Mapping[str, RandomPolicy],
+    random: Mapping[str, analysis.RandomPolicy],
     shares: Mapping[str, float] | None = None,
 ) -> Sides:
     """Return both sides from the seeds `[..., seeds]` of every arm on every task, arm by arm.

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpi.analysis.random_policy import RandomPolicy, random_returns
-from gpi.rundir.run import final_window
+from gpi import analysis
 from gpi.study.definition import Job
 from gpi.study.directory import FILE, open_study
 from gpi.study.frame import FINISHED, Results, results_of
@@ -34,7 +33,7 @@ def report_of(
     results: Results | Sequence[Result],
     jobs: Iterable[Job] = (),
     title: str = TITLE,
-    random: Mapping[str, RandomPolicy] | None = None,
+    random: Mapping[str, analysis.RandomPolicy] | None = None,
     commands: Sequence[str] = (),
 ) -> Report:
     """Return the report of some results; raise UsageError if there are none.
@@ -44,7 +43,7 @@ def report_of(
     make the runs.
     """
     whole = results if isinstance(results, Results) else results_of(results)
-    material = Material(whole, random_returns() if random is None else random, tuple(jobs))
+    material = Material(whole, analysis.random_returns() if random is None else random, tuple(jobs))
     sections = [section for section in sections_of(material) if section]
     return Report(title, lead_of(material, sections), tuple(unique(sections)), (*commands, *commands_of(material)),
                   versions_of(material))  # fmt: skip
@@ -83,7 +82,7 @@ def lead_of(material: Material, sections: Sequence[Section]) -> tuple[str, ...]:
     ]
     if extra := unasked(material):
         lines.append(f"{plural(extra, 'run')} among them {'is' if extra == 1 else 'are'} not part of the study itself.")
-    if earlier := sum(run.final_steps > final_window(max(run.steps)) for run in results.runs if run.complete):
+    if earlier := sum(run.final_steps > analysis.final_window(max(run.steps)) for run in results.runs if run.complete):
         lines.append(
             f"{plural(earlier, 'run')} of fewer than 409,600 steps {'is' if earlier == 1 else 'are'} from a pack of an "
             "earlier version: their final performance is over the last 204,800 steps, or over all."

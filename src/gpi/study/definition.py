@@ -19,13 +19,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpi.analysis.retention import BIN, BINS_LIMIT
-from gpi.config import Config, checked_type, decided, expanded, kinds, nearest, without_effect
-from gpi.config_file import Document, Settings, meant, parse_toml, read_toml
+from gpi import analysis, config_file, files
+from gpi import config as run_settings
+from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.errors import UnknownTaskError, UsageError
-from gpi.files import shown
 from gpi.training.job import resolve
 
 BUILTIN = resources.files("gpi.study") / "builtin"  # not by `files.read`: installers may link a package's files
@@ -43,7 +42,7 @@ ARM_LENGTH = 255  # characters that a part of a path may have
 ARM_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{ARM_LENGTH - 1}}}")  # earlier versions wrote 1e+20 in names
 JOBS_LIMIT = 100_000
 SEEDS_LIMIT = 1_000  # of a job, which is one process
-STEPS_LIMIT = BIN * BINS_LIMIT  # what a learning curve can hold
+STEPS_LIMIT = analysis.BIN * analysis.BINS_LIMIT  # what a learning curve can hold
 
 
 class Arm(NamedTuple):
@@ -92,12 +91,12 @@ def load_study(source: str | Path, environments: Mapping[str, str] | None = None
     """
     path = Path(source)
     if str(source) in builtin_names():
-        return read_study(parse_toml(f"{source}.toml", builtin_text(str(source))), environments or {})
+        return read_study(config_file.parse_toml(f"{source}.toml", builtin_text(str(source))), environments or {})
     if path.suffix.lower() != ".toml":
         known = ", ".join(builtin_names())
-        near = meant(str(source), nearest(str(source), builtin_names()))
-        raise UsageError(f"study {shown(str(source))} must be one of {known}, or a file that ends in .toml{near}")
-    return read_study(read_toml(path), environments or {})
+        near = config_file.meant(str(source), run_settings.nearest(str(source), builtin_names()))
+        raise UsageError(f"study {files.shown(str(source))} must be one of {known}, or a file that ends in .toml{near}")
+    return read_study(config_file.read_toml(path), environments or {})
 
 
 def builtin_names() -> list[str]:
@@ -110,17 +109,20 @@ def builtin_text(name: str) -> str:
     return (BUILTIN / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def read_study(document: Document, environments: Mapping[str, str]) -> Study:
+def read_study(document: config_file.Document, environments: Mapping[str, str]) -> Study:
     """Return the study that a file describes."""
     data = document.data
     for key in data:
         if key not in KEYS:
-            raise UsageError(f"{document.where(key)}: unknown key {shown(key)}{meant(key, nearest(key, KEYS))}")
+            near = config_file.meant(key, run_settings.nearest(key, KEYS))
+            raise UsageError(f"{document.where(key)}: unknown key {files.shown(key)}{near}")
     if not isinstance(data.get("settings", {}), dict):
         raise UsageError(f"{document.where('settings')}: settings must be a table; write [settings] above their lines")
     name = data.get("name", Path(document.name).stem)
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise UsageError(f"{document.where('name')}: name = {shown(name)} must be letters, digits, dots and dashes")
+        raise UsageError(
+            f"{document.where('name')}: name = {files.shown(name)} must be letters, digits, dots and dashes"
+        )
     common = {key: setting(document, (key,), key, data[key]) for key in ("seeds", "seed", "steps") if key in data}
     for key, most in (("seeds", SEEDS_LIMIT), ("steps", STEPS_LIMIT)):
         if common.get(key, 0) > most:
@@ -140,7 +142,7 @@ def notes_of(jobs: Sequence[Job]) -> Iterator[str]:
     """Yield a line for each arm that differs from an earlier one in nothing that its algorithm reads."""
     seen: dict[str, str] = {}
     for _, arm, config in (job for job in jobs if job.task == jobs[0].task):
-        idle = {line.partition(" ")[0]: line for line in without_effect(config, OPTIONS)}
+        idle = {line.partition(" ")[0]: line for line in run_settings.without_effect(config, OPTIONS)}
         first = seen.setdefault(made_by(config, without=idle), arm)
         if first != arm:
             why = [line for name, line in idle.items() if name in arm]
@@ -149,11 +151,11 @@ def notes_of(jobs: Sequence[Job]) -> Iterator[str]:
 
 def made_by(config: Config, without: Iterable[str] = ()) -> str:
     """Return the settings that make an arm: all but the task, the seeds and the steps, and some that nothing reads."""
-    settings = dataclasses.asdict(decided(config))
+    settings = dataclasses.asdict(run_settings.decided(config))
     return json.dumps({name: x for name, x in settings.items() if name not in {*OF_STUDY, *without}})
 
 
-def tasks_of(document: Document, environments: Mapping[str, str], notes: list[str]) -> list[str]:
+def tasks_of(document: config_file.Document, environments: Mapping[str, str], notes: list[str]) -> list[str]:
     """Return the tasks of a study by the names it uses, groups resolved, none of them twice; add to the notes."""
     named = document.data.get("tasks")
     listed = [named] if isinstance(named, str) else named
@@ -164,11 +166,11 @@ def tasks_of(document: Document, environments: Mapping[str, str], notes: list[st
         if ":" in name:
             rule = "is your own code; gpi never imports code named in a file"
             remedy = f'give it a name: --env mine={name}, and tasks = ["mine"]'
-            raise UsageError(f"{document.where('tasks', place)}: {shown(name)} {rule}; {remedy}")
+            raise UsageError(f"{document.where('tasks', place)}: {files.shown(name)} {rule}; {remedy}")
         for task in TASK_GROUPS.get(name, (dmc.short_name(name),)):
             if not NAME.fullmatch(task):
                 raise UsageError(
-                    f"{document.where('tasks', place)}: task {shown(name)} has no name that a path can have"
+                    f"{document.where('tasks', place)}: task {files.shown(name)} has no name that a path can have"
                 )
             if task in found:
                 notes.append(f"{document.where('tasks', place)}: {task} is named twice, and run once")
@@ -176,7 +178,7 @@ def tasks_of(document: Document, environments: Mapping[str, str], notes: list[st
     return list(found)
 
 
-def arms_of(document: Document, tasks: int, notes: list[str]) -> Iterator[Arm]:
+def arms_of(document: config_file.Document, tasks: int, notes: list[str]) -> Iterator[Arm]:
     """Yield the arms of every grid: each combination of its values; add to the notes."""
     grids = document.data.get("grid")
     if isinstance(grids, dict):
@@ -205,9 +207,9 @@ def arms_of(document: Document, tasks: int, notes: list[str]) -> Iterator[Arm]:
                 notes.append(f"{document.where('grid', place)}: {arm.name} is in the grid twice, and run once")
 
 
-def values_of(document: Document, place: int, grid: Mapping[str, object]) -> dict[str, list[Any]]:
+def values_of(document: config_file.Document, place: int, grid: Mapping[str, object]) -> dict[str, list[Any]]:
     """Return the values of each setting of a grid; of one that is a list itself, several are a list of lists."""
-    known = kinds()
+    known = run_settings.kinds()
     found = {}
     for name, value in grid.items():
         several = isinstance(value, list) and (
@@ -221,15 +223,16 @@ def values_of(document: Document, place: int, grid: Mapping[str, object]) -> dic
     return found
 
 
-def setting(document: Document, key: tuple[str | int, ...], name: str, value: object) -> Any:
+def setting(document: config_file.Document, key: tuple[str | int, ...], name: str, value: object) -> Any:
     """Return one setting converted to its type; raise UsageError with its place for an unknown name or a wrong type."""
-    known = kinds()
+    known = run_settings.kinds()
     if name in OF_STUDY and len(key) > 1:
         raise UsageError(f"{document.where(*key)}: {name} is the same for the whole study; move it to the top")
     if name not in known:
-        raise UsageError(f"{document.where(*key)}: unknown setting {shown(name)}{meant(name, nearest(name, known))}")
+        near = config_file.meant(name, run_settings.nearest(name, known))
+        raise UsageError(f"{document.where(*key)}: unknown setting {files.shown(name)}{near}")
     try:
-        return checked_type(name, value, known[name])
+        return run_settings.checked_type(name, value, known[name])
     except UsageError as error:
         raise UsageError(f"{document.where(*key)}: {error}") from error
 
@@ -266,12 +269,17 @@ def as_option(name: str, value: object) -> list[str]:
     return [f"--{word}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
 
 
-def checked_job(document: Document, task: str, common: Mapping[str, Any], arm: Arm) -> Config:
+def checked_job(document: config_file.Document, task: str, common: Mapping[str, Any], arm: Arm) -> Config:
     """Return the settings of a job, all decided; raise UsageError with the line of one that breaks its rule."""
-    tables = [Settings(document, ("grid", arm.grid), arm.settings), Settings(document, (), dict(common))]
+    tables = [
+        config_file.Settings(document, ("grid", arm.grid), arm.settings),
+        config_file.Settings(document, (), dict(common)),
+    ]
     with tables[1].blamed(arm.settings), tables[0].blamed({}):
         try:
-            return resolve(decided(Config(task=task, **common, **expanded(arm.settings)))).config
+            return resolve(
+                run_settings.decided(Config(task=task, **common, **run_settings.expanded(arm.settings)))
+            ).config
         except UnknownTaskError as error:
             line = str(error).replace(", a Gymnasium id or module:id", " or a Gymnasium id")  # a file names no code
             remedy = f"if it is your own environment, add --env {task}=MODULE:ID"

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from gpi import config as run_settings
 from gpi import files
-from gpi.config import Config, config_of, decided
+from gpi.config import Config
 from gpi.errors import FileError, GpiError, UsageError
 from gpi.rundir.done import read_done
 from gpi.standalone import Facts
@@ -105,7 +106,7 @@ def job_of(one: Facts) -> Job:
     for name, rule in ((one["task"], NAME), (one["arm"], ARM_NAME)):
         if not (isinstance(name, str) and rule.fullmatch(name)):
             raise FileError(f"the name {files.shown(name)} of a job is not plain")
-    return Job(one["task"], one["arm"], config_of({"task": one["task"], **one["config"]}))
+    return Job(one["task"], one["arm"], run_settings.config_of({"task": one["task"], **one["config"]}))
 
 
 def write_study(study: StudyDir) -> None:
@@ -155,7 +156,7 @@ def as_begun(job: Job, have: Iterable[Job]) -> Job:
     """Return a job with the normaliser that `auto` meant when its arm was begun, maybe by an earlier version."""
     for old in have:
         then = dataclasses.replace(job.config, normaliser=old.config.normaliser)
-        if decided(then) == job.config:
+        if run_settings.decided(then) == job.config:
             return job._replace(config=then)
     return job
 

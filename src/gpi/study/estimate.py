@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpi.config import plan_of
+from gpi import config as run_settings
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
 from gpi.study.definition import Job, Study
@@ -29,14 +29,14 @@ def core_seconds(job: Job) -> float:
     domain = config.short_task.partition("-")[0]
     simulation = SIMULATION.get(config.short_task, SIMULATION.get(domain, OTHER))
     algorithm = ALGORITHMS[config.algorithm]
-    reuse = 0.5 + 0.5 * len(plan_of(config).nu) / config.B
+    reuse = 0.5 + 0.5 * len(run_settings.plan_of(config).nu) / config.B
     learning = LEARNING.get(algorithm.rule, 70) * reuse * config.epochs / 10
     return START + config.seeds * config.steps / 1e6 * (simulation + learning)
 
 
 def disk_bytes(job: Job) -> int:
     """Return about how many bytes the run directory of a job has at its end."""
-    config, plan = job.config, plan_of(job.config)
+    config, plan = job.config, run_settings.plan_of(job.config)
     spec = dmc.TASKS.get(config.short_task)
     observations = spec.observation_size if spec else 32
     tables = config.steps // plan.steps * ROW + config.steps // (spec.horizon or 200 if spec else 200) * EPISODE

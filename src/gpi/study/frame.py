@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpi.analysis.retention import BIN, COUNT, MEAN, joined
+from gpi import analysis
 from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.envs import dmc
@@ -112,21 +112,21 @@ class Results:
             raise UsageError(f"{arm} has no result on {task}; the arms are {', '.join(self.arms)}")
         runs = [self.runs[row.run] for row in rows]
         width = max(run.bin for run in runs)
-        parts = [joined(run.curve[row.place], width // run.bin) for run, row in zip(runs, rows, strict=True)]
-        ends = [int(np.flatnonzero(part[:, COUNT])[-1]) + 1 for part in parts if part[:, COUNT].any()]
+        parts = [analysis.joined(run.curve[row.place], width // run.bin) for run, row in zip(runs, rows, strict=True)]
+        ends = [int(np.flatnonzero(part[:, analysis.COUNT])[-1]) + 1 for part in parts if part[:, analysis.COUNT].any()]
         reached = max((max(1, round(row.steps / width)) for row in rows), default=0)
         bins = min(max(ends, default=0), reached)
-        if points and width < BIN:  # where episodes are long, many bins of a short run have none
-            points = min(points, *(max(1, int(part[:, COUNT].sum())) for part in parts))
+        if points and width < analysis.BIN:  # where episodes are long, many bins of a short run have none
+            points = min(points, *(max(1, int(part[:, analysis.COUNT].sum())) for part in parts))
         number = -(-bins // points) if points and bins else 1
         size = -(-bins // number)
         curves = np.zeros((len(parts), size * number, 3))
         for curve, part in zip(curves, parts, strict=True):
             used = part[:bins]
             curve[: len(used)] = used
-        found = joined(curves, number)
+        found = analysis.joined(curves, number)
         steps = width * number * (np.arange(size) + 0.5)
-        return steps, np.where(found[..., COUNT] > 0.0, found[..., MEAN], np.nan)
+        return steps, np.where(found[..., analysis.COUNT] > 0.0, found[..., analysis.MEAN], np.nan)
 
     def table(self) -> dict[str, list[Any]]:
         """Return one row for every seed, as columns, from task and arm to final performance and state.

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.student import LEVEL, t_quantile
+from gpi import analysis
 from gpi.errors import UsageError
 
 Scores = Mapping[str, np.ndarray] | Sequence[np.ndarray] | np.ndarray
@@ -77,7 +77,7 @@ def strata_of_two(scores: Scores, others: Scores) -> tuple[list[np.ndarray], lis
 def interval(
     statistic: Statistic,
     strata: Strata,
-    level: float = LEVEL,
+    level: float = analysis.LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
     bounds: tuple[float, float] = WHOLE,
@@ -97,14 +97,14 @@ def interval(
     resampled = of_draws(statistic, strata, drawn)
     spread, freedom = spread_of(resampled, drawn)
     freedom = np.where(spread < least, min(len(x) for x in strata) - 1.0, freedom)
-    reach = t_quantile((1.0 + level) / 2, freedom) * np.maximum(spread, least)
+    reach = analysis.t_quantile((1.0 + level) / 2, freedom) * np.maximum(spread, least)
     return Interval(estimate, np.maximum(estimate - reach, bounds[0]), np.minimum(estimate + reach, bounds[1]))
 
 
 def cautious_interval(
     statistic: Statistic,
     strata: Strata,
-    level: float = LEVEL,
+    level: float = analysis.LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
     bounds: tuple[float, float] = WHOLE,

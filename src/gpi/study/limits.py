@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpi.analysis.retention import COUNT, MEAN, SQUARE
-from gpi.config import validate
+from gpi import analysis, files
+from gpi import config as run_settings
 from gpi.errors import UsageError
-from gpi.files import shown
 
 if TYPE_CHECKING:
     from gpi.study.results import Result
@@ -38,7 +37,7 @@ def require_plain(result: Result) -> None:
     require_numbers(settings)
     if result.config.seeds > SEEDS:
         raise UsageError(f"it has {result.config.seeds:,} seeds, at most {SEEDS:,} are taken; make several runs")
-    validate(result.config)
+    run_settings.validate(result.config)
     require_curve(result)
     require_audit(result)
 
@@ -50,13 +49,13 @@ def require_texts(texts: Iterable[str]) -> None:
         raise UsageError(f"it has {len(texts):,} names of versions and devices, at most {TEXTS:,} are taken")
     for text in texts:
         if len(text) > LETTERS or not text.isprintable():
-            raise UsageError(f"the text {shown(text)} must have at most {LETTERS} letters, all of them printable")
+            raise UsageError(f"the text {files.shown(text)} must have at most {LETTERS} letters, all of them printable")
 
 
 def require_numbers(value: object) -> None:
     """Raise UsageError unless all numbers in a setting or an audit are of a size to calculate with."""
     if isinstance(value, int | float) and not abs(value) <= LARGEST:
-        raise UsageError(f"the number {shown(value)} must be at most {LARGEST:g}")
+        raise UsageError(f"the number {files.shown(value)} must be at most {LARGEST:g}")
     if isinstance(value, tuple) and len(value) > TEXTS:
         raise UsageError(f"a setting has {len(value):,} values, at most {TEXTS:,} are taken")
     for one in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
@@ -65,7 +64,7 @@ def require_numbers(value: object) -> None:
 
 def require_curve(result: Result) -> None:
     """Raise UsageError unless returns are of a size to calculate with, and the curve is as long as the run."""
-    count, mean, square = (result.curve[..., part] for part in (COUNT, MEAN, SQUARE))
+    count, mean, square = (result.curve[..., part] for part in (analysis.COUNT, analysis.MEAN, analysis.SQUARE))
     bins = -(-max(*result.steps, 1) // result.bin)
     if result.curve.shape[1] != bins:
         raise UsageError(f"its curve has {result.curve.shape[1]:,} bins, its steps make {bins:,}")
@@ -81,4 +80,4 @@ def require_audit(result: Result) -> None:
     require_numbers(result.audit)
     for name, value in {UPDATES: None, **result.audit}.items():
         if name.endswith(COUNTS) and not (type(value) is int and value >= 0):
-            raise UsageError(f"its audit says {shown(name)} = {shown(value)}, which must be a whole number")
+            raise UsageError(f"its audit says {files.shown(name)} = {files.shown(value)}, which must be a whole number")

@@ -16,23 +16,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi import files
-from gpi.analysis.audit import summarise
-from gpi.analysis.retention import BIN, BINS, BINS_LIMIT, bin_of, curve_of, joined
-from gpi.config import Config, as_first_saved, config_of
+from gpi import analysis, files
+from gpi import config as run_settings
+from gpi.config import Config
 from gpi.core.plan import ALGORITHMS
 from gpi.envs.seeds import MAX_SEED
 from gpi.errors import FileError, UsageError
 from gpi.rundir.done import read_done
 from gpi.rundir.resume import FREE
-from gpi.rundir.run import FINAL_STEPS, Run, final_performance, final_window, open_run
+from gpi.rundir.run import Run, open_run
 from gpi.standalone import Facts
 from gpi.study.limits import ALL_SEEDS, SEEDS, require_plain
 
 FORMAT, FIRST = "gpi-study-2", "gpi-study-1"  # the first did not say how TV was estimated
 SIZE_LIMIT = 1 << 28
 POINTS_LIMIT = 10_000_000  # of all seeds' curves
-WINDOWS = {"final_steps": FINAL_STEPS, "bin": BIN}  # what earlier versions had, and the files of long runs leave out
+WINDOWS = {
+    "final_steps": analysis.FINAL_STEPS,
+    "bin": analysis.BIN,
+}  # what earlier versions had, and the files of long runs leave out
 NOT_OF_ARM = ("task", "seed", "seeds", "threads", "backend", *FREE)  # settings that make no other arm
 
 
@@ -51,9 +53,9 @@ class Result:
     versions: Facts
     devices: tuple[str, ...]
     complete: bool
-    final_steps: int = FINAL_STEPS
+    final_steps: int = analysis.FINAL_STEPS
     """Those of final performance: a fifth of a short run; of one that an earlier version read 204,800, or all."""
-    bin: int = BIN
+    bin: int = analysis.BIN
     """Steps of a bin of the curve; earlier versions had no other."""
 
     @property
@@ -80,23 +82,30 @@ def read_result(directory: str | Path) -> Result:
     run = open_run(directory)
     about = files.parse_json(files.read(run.dir, "config.json", files.JSON_LIMIT), "config.json")
     done = read_done(run.dir) or {}
-    config = config_of({name: x for name, x in run.config.items() if name in Config.__dataclass_fields__})
+    config = run_settings.config_of({name: x for name, x in run.config.items() if name in Config.__dataclass_fields__})
     taken = tuple(done.get("steps") or run.steps.values())  # a table that was cut down may lack the last iteration
-    most, size = max(*taken, 1), bin_of(config.steps)
+    most, size = max(*taken, 1), analysis.bin_of(config.steps)
     bins = -(-most // size)
-    fits = len(taken) == config.seeds and min(taken) >= 0 and bins <= BINS_LIMIT and config.seeds * bins <= POINTS_LIMIT
+    fits = (
+        len(taken) == config.seeds
+        and min(taken) >= 0
+        and bins <= analysis.BINS_LIMIT
+        and config.seeds * bins <= POINTS_LIMIT
+    )
     episodes = list(run.all_episodes().values()) if fits else []
-    if not fits or not all(0 < step <= BINS_LIMIT * BIN for steps, _ in episodes for step in (*steps[:1], *steps[-1:])):
-        found = f"{config.seeds} seeds and steps {files.shown(taken)}"
-        raise FileError(
-            f"{run.dir} is not a run of a study (expected at most {BINS_LIMIT * BIN:,} steps, found {found})"
-        )
+    if not fits or not all(
+        0 < step <= analysis.BINS_LIMIT * analysis.BIN for steps, _ in episodes for step in (*steps[:1], *steps[-1:])
+    ):
+        most = f"expected at most {analysis.BINS_LIMIT * analysis.BIN:,} steps"
+        found = f"found {config.seeds} seeds and steps {files.shown(taken)}"
+        raise FileError(f"{run.dir} is not a run of a study ({most}, {found})")
     return Result(
-        config, taken, np.stack([curve_of(*one, bins, size) for one in episodes]),
-        np.array([final_performance(*one, most) for one in episodes]), audit_of(run), about.get("versions", {}),
+        config, taken, np.stack([analysis.curve_of(*one, bins, size) for one in episodes]),
+        np.array([analysis.final_performance(*one, most) for one in episodes]), audit_of(run),
+        about.get("versions", {}),
         tuple(map(str, about.get("devices", []))),
         done.get("complete") is True and most >= config.steps,  # while it is extended, DONE is still the old one
-        final_window(most), size,
+        analysis.final_window(most), size,
     )  # fmt: skip
 
 
@@ -105,7 +114,7 @@ def audit_of(run: Run) -> Facts:
     if (run.dir / "audit.json").exists():
         found = files.parse_json(files.read(run.dir, "audit.json", files.JSON_LIMIT), "audit.json")
         return {"estimate": first_estimate(found)} | found
-    return summarise(run).as_json()
+    return analysis.summarise(run).as_json()
 
 
 def first_estimate(audit: Facts) -> str:
@@ -124,7 +133,7 @@ def encode_pack(results: Sequence[Result], form: str = FORMAT) -> bytes:
     for number, result in enumerate(results):
         audit = {name: x for name, x in result.audit.items() if form != FIRST or name != "estimate"}
         about = {
-            "config": as_first_saved(result.config), "steps": list(result.steps), "audit": audit,
+            "config": run_settings.as_first_saved(result.config), "steps": list(result.steps), "audit": audit,
             "versions": result.versions, "devices": list(result.devices), "complete": result.complete,
         }  # fmt: skip
         about |= {name: x for name, usual in WINDOWS.items() if (x := getattr(result, name)) != usual}
@@ -164,10 +173,10 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
         raise FileError(f"result {number}: its description is not text")
     facts = files.parse_json(about.tobytes(), f"result {number}")
     try:
-        config, steps = config_of(facts["config"]), facts["steps"]
+        config, steps = run_settings.config_of(facts["config"]), facts["steps"]
         windows = {name: facts.get(name, usual) for name, usual in WINDOWS.items()}
         whole = all(type(x) is int for x in windows.values())
-        if not whole or windows["bin"] not in BINS or not 0 < windows["final_steps"] <= FINAL_STEPS:
+        if not whole or windows["bin"] not in analysis.BINS or not 0 < windows["final_steps"] <= analysis.FINAL_STEPS:
             raise FileError(f"no results have {files.shown(windows)}")
         texts = (*facts["devices"], *facts["versions"].values())
         if config.algorithm not in ALGORITHMS or not 1 <= config.seeds <= MAX_SEED or not 0 <= config.seed <= MAX_SEED:
@@ -178,7 +187,7 @@ def result_in(arrays: dict[str, np.ndarray], number: int) -> Result:
             raise FileError("steps, versions or devices are not plain")
         expected = {"steps": (config.seeds,), "curve": (config.seeds, *curve.shape[1:2], 3), "final": (config.seeds,)}
         shapes = {"steps": (len(steps),), "curve": curve.shape, "final": final.shape}
-        fine = curve.dtype == np.float32 and final.dtype == np.float64 and curve.shape[1:2] <= (BINS_LIMIT,)
+        fine = curve.dtype == np.float32 and final.dtype == np.float64 and curve.shape[1:2] <= (analysis.BINS_LIMIT,)
         if shapes != expected or not fine or not np.isfinite(curve).all() or np.isinf(final).any():
             raise FileError(f"its arrays do not fit (expected {expected}, found {shapes})")
         found = Result(
@@ -269,7 +278,7 @@ def alike(later: Result, earlier: Result) -> bool:
 def same_curve(one: Result, other: Result, bins: int) -> bool:
     """Return whether two curves agree in the first `bins` of the larger bins; False for fewer than one."""
     size = max(one.bin, other.bin)
-    x, y = (joined(result.curve, size // result.bin)[:, :bins] for result in (one, other))
+    x, y = (analysis.joined(result.curve, size // result.bin)[:, :bins] for result in (one, other))
     if bins < 1 or x.shape != y.shape or one.bin == other.bin:
         return bins > 0 and np.array_equal(x, y)
     return np.allclose(x, y, atol=1e-6 * np.abs(y).max(axis=(0, 1)))  # their means are of single precision

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpi import files
-from gpi.analysis.random_policy import SAMPLES, RandomPolicy, parse, random_returns
+from gpi import analysis, files
 from gpi.envs import dmc, tasks
 from gpi.envs.seeds import env_seeds
 from gpi.errors import FileError, GpiError, UnknownTaskError
@@ -21,7 +20,7 @@ ENVIRONMENTS = 10
 CACHED = "random-policy.json"
 
 
-def sample(task: str, samples: int = SAMPLES) -> RandomPolicy:
+def sample(task: str, samples: int = analysis.SAMPLES) -> analysis.RandomPolicy:
     """Return a uniformly random policy's measurements in `samples` samples of a task; always the same numbers.
 
     With a horizon of 1,000 they are 100 whole episodes. Mean and deviation are NaN without an episode that ended.
@@ -50,7 +49,9 @@ def sample(task: str, samples: int = SAMPLES) -> RandomPolicy:
     finally:
         pool.close()
     deviation = float(np.std(returns, ddof=1)) if len(returns) > 1 else np.nan
-    return RandomPolicy(negligible / seen, float(np.mean(returns)) if returns else np.nan, deviation, len(returns))
+    return analysis.RandomPolicy(
+        negligible / seen, float(np.mean(returns)) if returns else np.nan, deviation, len(returns)
+    )
 
 
 def sparsity_of(
@@ -58,8 +59,8 @@ def sparsity_of(
     cache: Path | None = None,
     say: Callable[[str], object] = print,
     own: Mapping[str, str] | None = None,
-    samples: int = SAMPLES,
-) -> dict[str, RandomPolicy]:
+    samples: int = analysis.SAMPLES,
+) -> dict[str, analysis.RandomPolicy]:
     """Return what a random policy meets on tasks: known for the 28, else read from a cache, or measured and kept there.
 
     A task that is code of the user's is measured only if `own` has it, by its name in the study, as results may come
@@ -67,9 +68,9 @@ def sparsity_of(
     gets the progress.
     """
     own = own or {}
-    known = random_returns()
+    known = analysis.random_returns()
     kept = read_cache(cache, samples)
-    found: dict[str, RandomPolicy] = {}
+    found: dict[str, analysis.RandomPolicy] = {}
     for task in dict.fromkeys(map(dmc.short_name, names)):
         if one := known.get(task) or kept.get(task):
             found[task] = one
@@ -91,7 +92,7 @@ def sparsity_of(
     return found
 
 
-def encode(found: dict[str, RandomPolicy], samples: int = SAMPLES) -> bytes:
+def encode(found: dict[str, analysis.RandomPolicy], samples: int = analysis.SAMPLES) -> bytes:
     """Return measurements as JSON; NaN becomes null."""
 
     def number(x: float) -> float | None:
@@ -114,11 +115,11 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def read_cache(directory: Path | None, samples: int) -> dict[str, RandomPolicy]:
+def read_cache(directory: Path | None, samples: int) -> dict[str, analysis.RandomPolicy]:
     """Return earlier measurements; an empty dict without a file, or with one that cannot be used."""
     if directory is None or not (directory / CACHED).is_file():
         return {}
     try:
-        return parse(files.read(directory, CACHED, files.JSON_LIMIT), samples)
+        return analysis.parse_measurements(files.read(directory, CACHED, files.JSON_LIMIT), samples)
     except FileError:
         return {}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.student import LEVEL, t_quantile
+from gpi import analysis
 from gpi.errors import UsageError
 from gpi.study.intervals import (
     AT_ONCE,
@@ -90,33 +90,33 @@ AGGREGATES: dict[str, tuple[Statistic, tuple[float, float]]] = {
 """The aggregates of an arm over all tasks, and the bounds of each."""
 
 
-def aggregate(name: str, scores: Scores, level: float = LEVEL) -> Interval:
+def aggregate(name: str, scores: Scores, level: float = analysis.LEVEL) -> Interval:
     """Return one of `AGGREGATES` of an arm, with its interval over seeds within tasks."""
     statistic, bounds = AGGREGATES[name]
     return interval(statistic, strata_of(scores), level, bounds=bounds)
 
 
-def aggregate_difference(name: str, scores: Scores, others: Scores, level: float = LEVEL) -> Interval:
+def aggregate_difference(name: str, scores: Scores, others: Scores, level: float = analysis.LEVEL) -> Interval:
     """Return one of `AGGREGATES` of an arm less that of another, with the interval of the difference."""
     x, y = strata_of_two(scores, others)
     statistic, _ = AGGREGATES[name]
     return interval(lambda both: statistic(both[: len(x)]) - statistic(both[len(x) :]), [*x, *y], level)
 
 
-def performance_profile(scores: Scores, taus: np.ndarray, level: float = LEVEL) -> Interval:
+def performance_profile(scores: Scores, taus: np.ndarray, level: float = analysis.LEVEL) -> Interval:
     """Return the share of runs above each tau, with the interval at each tau by itself."""
     strata = strata_of(scores)
     least = least_of_shares(strata, len(strata))
     return interval(lambda s: profile(s, np.asarray(taus)), strata, level, bounds=(0.0, 1.0), least=least)
 
 
-def probability_of_improvement(scores: Scores, others: Scores, level: float = LEVEL) -> Interval:
+def probability_of_improvement(scores: Scores, others: Scores, level: float = analysis.LEVEL) -> Interval:
     """Return how probable it is that a run of the first arm beats one of the second on a task, with its interval."""
     x, y = strata_of_two(scores, others)
     return interval(improvement, [*x, *y], level, bounds=(0.0, 1.0), least=least_of_shares([*x, *y], len(x)))
 
 
-def exact_share(k: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+def exact_share(k: int, n: int, level: float = analysis.LEVEL) -> tuple[float, float]:
     """Return Clopper and Pearson's interval of a share of which k in n were counted."""
     from scipy.stats import binomtest  # a second to import
 
@@ -144,13 +144,13 @@ class Difference(NamedTuple):
     """The smallest p that these numbers of seeds allow."""
 
 
-def difference(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> Difference:
+def difference(x: np.ndarray, y: np.ndarray, level: float = analysis.LEVEL) -> Difference:
     """Return the difference of two arms' means on one task, with interval and permutation test."""
     (x,), (y,) = strata_of_two([x], [y])
     return Difference(*welch(x, y, level), permutation_p(x, y), smallest_p(len(x), len(y)))
 
 
-def welch(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> tuple[float, float, float]:
+def welch(x: np.ndarray, y: np.ndarray, level: float = analysis.LEVEL) -> tuple[float, float, float]:
     """Return the difference of two means and the ends of Welch's interval, which lets the arms differ in variance.
 
     Its standard error is sqrt(a + b), with a and b the two sample variances over their numbers of seeds, and its
@@ -163,7 +163,7 @@ def welch(x: np.ndarray, y: np.ndarray, level: float = LEVEL) -> tuple[float, fl
     if a + b == 0.0:
         return middle, middle, middle
     freedom = (a + b) ** 2 / (a**2 / (len(x) - 1) + b**2 / (len(y) - 1))
-    reach = float(t_quantile((1.0 + level) / 2, freedom)) * math.sqrt(a + b)
+    reach = float(analysis.t_quantile((1.0 + level) / 2, freedom)) * math.sqrt(a + b)
     return middle, middle - reach, middle + reach
 
 
@@ -224,7 +224,7 @@ def benjamini_hochberg(p: Sequence[float] | np.ndarray) -> np.ndarray:
     return false_discovery_control(values)
 
 
-def differences(scores: Scores, others: Scores, level: float = LEVEL) -> tuple[list[Difference], np.ndarray]:
+def differences(scores: Scores, others: Scores, level: float = analysis.LEVEL) -> tuple[list[Difference], np.ndarray]:
     """Return each task's difference of two arms, in the first arm's order, and the p-values adjusted over tasks."""
     found = [difference(x, y, level) for x, y in zip(*strata_of_two(scores, others), strict=True)]
     return found, benjamini_hochberg([one.p for one in found])

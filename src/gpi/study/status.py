@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from gpi import analysis
 from gpi.errors import FileError
 from gpi.rundir.done import read_done
-from gpi.rundir.run import final_performance
 from gpi.rundir.tables import RECENT_EPISODES
 from gpi.standalone import Facts
 from gpi.study.definition import Job
@@ -263,7 +263,7 @@ def finals_of(run: Path, taken: int) -> list[float]:
     """Return the final performance of each seed, read in a hundredth of a second."""
     table = np.loadtxt(run / "episodes.csv", delimiter=",", skiprows=1, usecols=(0, 1, 2), ndmin=2)
     several = [table[table[:, 0] == seed] for seed in np.unique(table[:, 0])]
-    return [final_performance(one[:, 1], one[:, 2], taken) for one in several]
+    return [analysis.final_performance(one[:, 1], one[:, 2], taken) for one in several]
 
 
 def last_rows(path: Path, size: int) -> list[list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpi.analysis.student import student
+from gpi import analysis
 from gpi.envs import dmc
 from gpi.study.intervals import Interval, Strata, interval, strata_of
 from gpi.study.report.blocks import Chart, Line, Section, Table
@@ -132,5 +132,5 @@ def improvement_row(material: Material, pair: Pair) -> tuple[str | int | float |
     first, second = pair.scores(material)
     share = [100.0 * float(x) for x in probability_of_improvement(first, second)]
     means = [float(x) for name in ("mean", "iqm") for x in aggregate_difference(name, first, second)]
-    _, low, high = student(np.array([x.mean() - second[task].mean() for task, x in first.items()]))
+    _, low, high = analysis.student(np.array([x.mean() - second[task].mean() for task, x in first.items()]))
     return (pair.arm, pair.other, len(pair.tasks), *share, *means, f"{low:.1f} to {high:.1f}" if low <= high else None)

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.audit import COUNTED, ESTIMATES, MEANING, equation_of
-from gpi.core.plan import ALGORITHMS
+from gpi import analysis
 from gpi.study.report.blocks import Section, Table
 from gpi.study.results import Result
 from gpi.study.sections.words import Material
@@ -42,7 +41,7 @@ def audit_section(material: Material) -> Section | None:
     totals: dict[Key, Totals] = {}
     for arm in results.arms:
         mine = [run for name, run in zip(results.names, results.runs, strict=True) if name == arm]
-        for estimate in ESTIMATES:  # of two estimates, counts are not added
+        for estimate in analysis.ESTIMATES:  # of two estimates, counts are not added
             if found := totals_of([run for run in mine if run.audit.get("estimate") == estimate]):
                 totals[arm, estimate] = found
     if not totals:
@@ -56,16 +55,22 @@ def bounds_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     rows: list[Row] = []
     for (arm, estimate), total in totals.items():
         algorithm = material.results.arms[arm].algorithm
-        for bound in ALGORITHMS[algorithm].bounds:
+        for bound in analysis.bounds_of(algorithm):
             kept = 100.0 * (1.0 - total.broken[bound] / max(total.updates, 1))
             worst = total.worst[bound] if np.isfinite(total.worst[bound]) else None
-            measure = "KL" if bound == "kl" else f"TV by {ESTIMATES[estimate]}"
-            counted = (kept, worst) if bound == "kl" or estimate in COUNTED else (None, None)
+            measure = "KL" if bound == "kl" else f"TV by {analysis.ESTIMATES[estimate]}"
+            counted = (kept, worst) if bound == "kl" or estimate in analysis.COUNTED else (None, None)
             rows.append(
-                (arm, f"{equation_of(algorithm, bound)} {measure}", total.updates, total.broken[bound], *counted)
+                (
+                    arm,
+                    f"{analysis.equation_of(algorithm, bound)} {measure}",
+                    total.updates,
+                    total.broken[bound],
+                    *counted,
+                )
             )
     equations = dict.fromkeys(str(row[1])[: str(row[1]).index(")") + 1] for row in rows)
-    note = " ".join(f"{equation}: {MEANING[equation]}" for equation in equations)
+    note = " ".join(f"{equation}: {analysis.MEANING[equation]}" for equation in equations)
     note += " Worst is the largest measured over allowed; a dash where nothing was allowed. How TV is estimated stands "
     note += (
         "beside it: counts of two estimates are not comparable, and where they are mixed or unknown no share is given."

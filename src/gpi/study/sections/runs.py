@@ -6,9 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from gpi.analysis.random_policy import scale_of
-from gpi.analysis.retention import retention_at
-from gpi.analysis.student import reach_of
+from gpi import analysis
 from gpi.study.frame import FINISHED
 from gpi.study.report.blocks import Chart, Line, Section, Table
 from gpi.study.sections.words import Material, bounds_of, listed, slug
@@ -57,16 +55,16 @@ def bands(returns: np.ndarray, bounds: tuple[float, float]) -> tuple[np.ndarray,
     mean = np.where(count > 0, np.where(known, returns, 0.0).sum(axis=0) / np.maximum(count, 1), np.nan)
     squares = np.where(known, (returns - mean) ** 2, 0.0).sum(axis=0)
     spread = np.sqrt(squares / np.maximum(count - 1, 1))
-    reach = np.array([reach_of(int(seeds)) for seeds in count]) * spread
+    reach = np.array([analysis.reach_of(int(seeds)) for seeds in count]) * spread
     return mean, np.maximum(mean - reach, bounds[0]), np.minimum(mean + reach, bounds[1])
 
 
 def lost_section(material: Material) -> Section:
     """Return how many seeds of each arm lost what they had learned, and which."""
     runs = material.results.runs
-    scales = {task: scale_of(task, material.random.get(task)) for task in material.results.tasks}
+    scales = {task: analysis.scale_of(task, material.random.get(task)) for task in material.results.tasks}
     every = [
-        (row, retention_at(runs[row.run].curve[row.place], row.steps, scales[row.task], runs[row.run].bin))
+        (row, analysis.retention_at(runs[row.run].curve[row.place], row.steps, scales[row.task], runs[row.run].bin))
         for row in material.results.seeds if row.state == FINISHED
     ]  # fmt: skip
     judged_rows = [(row, one) for row, one in every if not one.why_not]

@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpi.analysis.random_policy import RandomPolicy
-from gpi.analysis.student import student
+from gpi import analysis
 from gpi.envs import dmc
-from gpi.rundir.run import FINAL_STEPS
 from gpi.study.definition import Job
 from gpi.study.frame import Results, kappa_of
 from gpi.study.intervals import WHOLE
@@ -42,7 +40,7 @@ class Material(NamedTuple):
     """What a report is made from."""
 
     results: Results
-    random: Mapping[str, RandomPolicy]
+    random: Mapping[str, analysis.RandomPolicy]
     """What a random policy meets on each task, where that is known."""
     jobs: Sequence[Job] = ()
     """The jobs of the study, if there is one."""
@@ -59,7 +57,7 @@ class Material(NamedTuple):
         steps = {
             task: [run.final_steps for run in runs if run.config.short_task == task] for task in self.results.tasks
         }
-        return {task: min(several) / FINAL_STEPS for task, several in steps.items()}
+        return {task: min(several) / analysis.FINAL_STEPS for task, several in steps.items()}
 
     def judged(self, tasks: Sequence[str]) -> tuple[str, ...]:
         """Return the tasks whose random policy is known well enough to tell learning from none."""
@@ -79,7 +77,7 @@ def bounds_of(tasks: Iterable[str]) -> tuple[float, float]:
 
 def mean_of(task: str, finals: np.ndarray) -> tuple[float, float, float]:
     """Return the mean of a task's seeds and Student's interval, as far as returns of the task can reach."""
-    middle, low, high = student(finals)
+    middle, low, high = analysis.student(finals)
     least, largest = bounds_of([task])
     return middle, float(np.maximum(low, least)), float(np.minimum(high, largest))
 
