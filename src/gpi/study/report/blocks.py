@@ -29,6 +29,9 @@ class Verdict(str):
         return cell
 
 
+Cells = tuple[str | int | float | None, ...]
+
+
 class Table(NamedTuple):
     """A table: one row of cells for each entry of `tags`."""
 
@@ -38,7 +41,7 @@ class Table(NamedTuple):
     note: str
     """The definitions that a reader needs beside it."""
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | int | float | None, ...], ...]
+    rows: tuple[Cells, ...]
     """A float is shown with as many digits as `digits` says, None and NaN as a dash."""
     tags: tuple[Tags, ...] = ()
     digits: int = 1

@@ -9,7 +9,7 @@ import numpy as np
 from gpi import analysis
 from gpi.envs import dmc
 from gpi.study.intervals import Interval, Strata, interval, strata_of
-from gpi.study.report.blocks import Chart, Line, Section, Table
+from gpi.study.report.blocks import Cells, Chart, Line, Section, Table
 from gpi.study.sections.pairs import Pair, pairs_of
 from gpi.study.sections.words import FINAL, INTERVALS, Material, bounds_of
 from gpi.study.statistics import (
@@ -84,7 +84,7 @@ def aggregates_table(
     """Return the aggregates of some arms over the same tasks."""
     scaled = set(tasks) <= set(dmc.TASKS)  # returns of other tasks have no largest value that is known
     names = [name for name in AGGREGATES if scaled or name != "optimality gap"]
-    rows: list[tuple[str | int | float | None, ...]] = []
+    rows: list[Cells] = []
     for arm, by_task in scores.items():
         found = all_aggregates(by_task)
         seeds = sum(map(len, by_task.values()))
@@ -127,7 +127,7 @@ def improvement_table(material: Material) -> Table | None:
     return Table("improvement", "Probability of improvement", note, PAIR_COLUMNS, tuple(rows), tuple(tags))
 
 
-def improvement_row(material: Material, pair: Pair) -> tuple[str | int | float | None, ...]:
+def improvement_row(material: Material, pair: Pair) -> Cells:
     """Return one pair's probability of improvement and its differences of mean and IQM."""
     first, second = pair.scores(material)
     share = [100.0 * float(x) for x in probability_of_improvement(first, second)]

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import analysis
-from gpi.study.report.blocks import Section, Table
+from gpi.study.report.blocks import Cells, Section, Table
 from gpi.study.results import Result
 from gpi.study.sections.words import Material
 
-Row = tuple[str | int | float | None, ...]
 Key = tuple[str, str]  # arm, and how its TV was estimated
 
 
@@ -52,7 +51,7 @@ def audit_section(material: Material) -> Section | None:
 
 def bounds_table(material: Material, totals: Mapping[Key, Totals]) -> Table:
     """Return how often each bound of an algorithm was kept."""
-    rows: list[Row] = []
+    rows: list[Cells] = []
     for (arm, estimate), total in totals.items():
         algorithm = material.results.arms[arm].algorithm
         for bound in analysis.bounds_of(algorithm):

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpi.config import Config
 from gpi.study.frame import kappa_of
-from gpi.study.report.blocks import Chart, Line, Section, Table, Tags
+from gpi.study.report.blocks import Cells, Chart, Line, Section, Table, Tags
 from gpi.study.sections.aggregates import BY_TASKS, PAIR_COLUMNS, all_aggregates, improvement_row
 from gpi.study.sections.pairs import Pair, controls_of, pairs_of, settings_of
 from gpi.study.sections.words import FINAL, INTERVALS, STUDENT, Material, listed, mean_of, slug
@@ -21,7 +21,6 @@ P_NOTE = (
     "by Benjamini and Hochberg over the tasks of the same two arms; the smallest p is the least that these numbers of "
     "seeds allow, 0.0079 for 5 against 5."
 )
-Row = tuple[str | int | float | None, ...]
 
 
 def differences_section(material: Material) -> Section | None:
@@ -44,7 +43,7 @@ def differences_section(material: Material) -> Section | None:
 
 def differences_table(material: Material, pairs: Sequence[Pair], name: str, title: str) -> Table:
     """Return each task's difference for each pair, with permutation tests."""
-    rows: list[Row] = []
+    rows: list[Cells] = []
     tags = []
     for pair in pairs:
         first, second = pair.scores(material)
@@ -140,7 +139,7 @@ def reuse_chart(material: Material, families: Sequence[Sequence[str]], task: str
 def reuse_tables(material: Material, arms: Sequence[str], number: int) -> list[Table]:
     """Return the numbers of one group: by task and B, and the mean over the tasks that all of its arms have."""
     config = material.results.arms[arms[0]]
-    rows: list[Row] = []
+    rows: list[Cells] = []
     tags = []
     for task in material.results.tasks:
         for arm in arms:

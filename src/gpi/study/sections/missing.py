@@ -11,12 +11,11 @@ from gpi.config import Config
 from gpi.envs import dmc
 from gpi.study.definition import as_option
 from gpi.study.frame import FINISHED, FROZEN, SILENT, UNFINISHED
-from gpi.study.report.blocks import Section, Table, Tags
+from gpi.study.report.blocks import Cells, Section, Table, Tags
 from gpi.study.results import NOT_OF_ARM, key_of
 from gpi.study.sections.words import Material, listed
 from gpi.terminal import plural
 
-Row = tuple[str | int | float | None, ...]
 ABSENT = "no result"
 
 
@@ -46,13 +45,13 @@ MEANINGS = {
 }  # fmt: skip
 
 
-def absent_by_arm(rows: Sequence[Row]) -> str:
+def absent_by_arm(rows: Sequence[Cells]) -> str:
     """Say in one line of which arms how many seeds have no result."""
     counts = Counter(str(row[1]) for row in rows if row[3] == ABSENT)
     return listed([f"{arm} ({plural(number, 'seed')})" for arm, number in counts.items()]) if counts else ""
 
 
-def job_rows(material: Material) -> Iterator[Row]:
+def job_rows(material: Material) -> Iterator[Cells]:
     """Yield every seed of the study's jobs that is not finished, by the names that the study uses."""
     runs = material.results.runs
     known = {(runs[row.run].key, row.seed): row for row in material.results.seeds}
@@ -66,7 +65,7 @@ def job_rows(material: Material) -> Iterator[Row]:
                 yield job.task, job.arm, seed, state, row.steps, max(job.config.steps, row.goal)
 
 
-def other_rows(material: Material) -> Iterator[Row]:
+def other_rows(material: Material) -> Iterator[Cells]:
     """Yield every seed that is not finished and that no job of the study asks for."""
     asked = {(key_of(job.config), seed) for job in material.jobs for seed in job.config.seed_range}
     for row in material.results.seeds:

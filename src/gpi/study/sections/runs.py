@@ -8,7 +8,7 @@ import numpy as np
 
 from gpi import analysis
 from gpi.study.frame import FINISHED
-from gpi.study.report.blocks import Chart, Line, Section, Table
+from gpi.study.report.blocks import Cells, Chart, Line, Section, Table
 from gpi.study.sections.words import Material, bounds_of, listed, slug
 from gpi.terminal import plural
 
@@ -20,7 +20,6 @@ LOST = (
     "from the random policy's mean, and the best must be above it by more than the standard deviation of its episodes. "
     "Of seeds that never change but have episodes of 0 or 1,000 by chance, 3 to 9 % still seem to have lost a fifth."
 )
-Row = tuple[str | int | float | None, ...]
 
 
 def curves_section(material: Material) -> Section:
@@ -68,7 +67,7 @@ def lost_section(material: Material) -> Section:
         for row in material.results.seeds if row.state == FINISHED
     ]  # fmt: skip
     judged_rows = [(row, one) for row, one in every if not one.why_not]
-    rows: list[Row] = []
+    rows: list[Cells] = []
     for arm in material.results.arms:
         mine = [one for row, one in judged_rows if row.arm == arm]
         if mine:
