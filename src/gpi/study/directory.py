@@ -69,6 +69,10 @@ class StudyDir:
         """Return the file that a job's process writes to."""
         return self.path / "logs" / f"{job.name}.log"
 
+    def claim(self, job: Job) -> Path:
+        """Return the file whose lock says who has a job."""
+        return self.path / "claims" / job.name
+
     def failure(self, job: Job) -> Path:
         """Return the file that says why a job was set aside."""
         return self.path / "failed" / f"{job.name}.json"
@@ -210,13 +214,6 @@ def is_complete(study: StudyDir, job: Job) -> bool:
     with suppress(GpiError, OSError):
         return is_done(study, job)
     return False
-
-
-def claim_of(study: StudyDir, job: Job) -> Path:
-    """Return the file whose lock says who has a job, in a directory that is there."""
-    path = study.path / "claims" / job.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def config_steps(run: Path) -> int:

@@ -23,7 +23,7 @@ from gpi.errors import DiskError, GpiError, UsageError, reason
 from gpi.rundir.lock import take
 from gpi.standalone import Facts
 from gpi.study.definition import Job, load_study
-from gpi.study.directory import Failure, claim_of, is_complete, last_timing, read_failure, write_failure
+from gpi.study.directory import Failure, is_complete, last_timing, read_failure, write_failure
 from gpi.study.engine.begin import (
     SPARE,
     Machine,
@@ -248,7 +248,8 @@ class Engine:
         if now < self.room:
             return None
         try:
-            lock = take(claim_of(self.study, job))
+            self.study.claim(job).parent.mkdir(parents=True, exist_ok=True)
+            lock = take(self.study.claim(job))
         except OSError as error:
             self._postpone(one, f"cannot be locked: {reason(error)}")
             return None
