@@ -21,7 +21,7 @@ import pytest
 from gpi import cli
 from gpi.errors import LockedError, UsageError
 from gpi.rundir.lock import take
-from gpi.study.directory import Layout, StudyDir, is_complete, last_timing, open_study, write_study
+from gpi.study.directory import Layout, StudyDir, is_done, last_timing, open_study, write_study
 from gpi.study.engine import ray_cluster, ray_jobs
 from gpi.study.engine.begin import Options, Runner
 from gpi.study.engine.locks import runner_file
@@ -109,7 +109,7 @@ def test_two_jobs_on_a_ray_of_this_machine(tmp_path: Path):
     assert not list(home.iterdir()), "no token and no statistics of Ray's are left in the user's home"
     temp.rmdir()  # Ray's files are gone too
     study = open_study(out)
-    assert all(is_complete(study, one) for one in study.jobs) and len(study.jobs) == 2
+    assert all(is_done(study, one) for one in study.jobs) and len(study.jobs) == 2
     assert {ray_jobs.attempt_of(study, one) for one in study.jobs} == {1}
     no_orphans(out)
     said = output(start(file, "--out", str(out)))

@@ -203,16 +203,11 @@ def is_done(study: StudyDir, job: Job) -> bool:
     """Return whether a job's run has all its steps (a run with every step and frozen seeds is done too).
 
     config.json alone does not say it: a run that was killed while it was being extended has the new steps there, and
-    still the old DONE.
+    still the old DONE. One whose DONE cannot be read is not done: it is tried, and `gpi resume` says why.
     """
-    done = read_done(study.run(job))
-    return done is not None and done["complete"] and max(done["steps"], default=0) >= job.config.steps
-
-
-def is_complete(study: StudyDir, job: Job) -> bool:
-    """Return whether a job is done; one whose DONE cannot be read is not, and `gpi resume` says why."""
     with suppress(GpiError, OSError):
-        return is_done(study, job)
+        done = read_done(study.run(job))
+        return done is not None and done["complete"] and max(done["steps"], default=0) >= job.config.steps
     return False
 
 

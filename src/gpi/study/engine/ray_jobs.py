@@ -28,7 +28,7 @@ from gpi.errors import LockedError, UsageError
 from gpi.rundir.lock import take
 from gpi.standalone import Facts
 from gpi.study.definition import Job
-from gpi.study.directory import Layout, StudyDir, is_complete, open_study
+from gpi.study.directory import Layout, StudyDir, is_done, open_study
 from gpi.study.engine import machine_layout
 from gpi.study.engine.begin import Runner
 from gpi.study.engine.jobs import BUSY, Process
@@ -97,7 +97,7 @@ def run_job(text: str) -> str:
         machine_layout.require(study.layout)
     except UsageError as error:
         return json.dumps({"code": BUSY, "unfit": str(error)})
-    if is_complete(study, job) or attempt_of(study, job) > order["attempt"]:
+    if is_done(study, job) or attempt_of(study, job) > order["attempt"]:
         return json.dumps({"code": ENDED})
     process = Process(study, job, order["environments"])
     while (code := process.poll()) is None:
