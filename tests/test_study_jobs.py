@@ -344,8 +344,8 @@ def test_jobs_are_dealt_out_over_several_gpus(tmp_path: Path):
     executor = Executor(**{"0": 2, "1": 2, "2": 1})
     found = engine_of(tmp_path, *(job(seed=seed) for seed in range(6)), executor=executor)
     found.options = Options(jobs=5)
-    while (place := found._free_place()) is not None:
-        assert found._start_next(place, Stop())
+    while found._start_next(Stop()):
+        pass
     assert sorted(place for _, place in executor.started) == ["0", "0", "1", "1", "2"]
     assert [place for _, place in executor.started][:2] == ["0", "1"], "the one with most room is next"
 
@@ -476,7 +476,7 @@ class Executor:
     decide, require, get_ready = Local.decide, Local.require, Local.get_ready
 
     def __init__(self, **places: int):
-        self.room, self.started = Counter(places or {"": 2}), list[tuple[Job, str]]()
+        self.room, self.started = Counter(places or {"": 3}), list[tuple[Job, str]]()
 
     def places(self) -> Counter[str]:
         return self.room
@@ -504,7 +504,7 @@ def engine_of(tmp_path: Path, *jobs: Job, executor: Executor | None = None) -> l
 
 def started(found: loop.Engine, stop: Stop | None = None) -> Job | None:
     """Return the job that an engine starts next."""
-    return found.running[-1].waiting.job if found._start_next("", stop or Stop()) else None
+    return found.running[-1].waiting.job if found._start_next(stop or Stop()) else None
 
 
 def test_the_longest_job_is_first_and_nobody_compiles_what_another_compiles(tmp_path: Path):

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from gpi import cli
-from gpi.errors import UsageError
+from gpi.errors import LockedError, UsageError
 from gpi.rundir.lock import take
-from gpi.study.directory import Layout, StudyDir, claim_of, is_complete, last_timing, open_study, write_study
+from gpi.study.directory import Layout, StudyDir, is_done, last_timing, open_study, write_study
 from gpi.study.engine import ray_cluster, ray_jobs
 from gpi.study.engine.begin import Options, Runner
 from gpi.study.engine.locks import runner_file
@@ -109,7 +109,7 @@ def test_two_jobs_on_a_ray_of_this_machine(tmp_path: Path):
     assert not list(home.iterdir()), "no token and no statistics of Ray's are left in the user's home"
     temp.rmdir()  # Ray's files are gone too
     study = open_study(out)
-    assert all(is_complete(study, one) for one in study.jobs) and len(study.jobs) == 2
+    assert all(is_done(study, one) for one in study.jobs) and len(study.jobs) == 2
     assert {ray_jobs.attempt_of(study, one) for one in study.jobs} == {1}
     no_orphans(out)
     said = output(start(file, "--out", str(out)))
@@ -246,7 +246,7 @@ def test_attempts_are_numbered_and_end_older_ones(tmp_path: Path):
     assert json.loads(ray_jobs.run_job(json.dumps(order))) == {"code": 128 + signal.SIGTERM}
     assert not study.log(one).exists(), "an old attempt begins nothing"
     for damaged in (b"", b"x" * 50, b"\xff\n"):
-        claim_of(study, one).write_bytes(damaged)
+        study.claim(one).write_bytes(damaged)
         assert ray_jobs.attempt_of(study, one) == 0
 
 
@@ -306,6 +306,19 @@ def on_ray(study: StudyDir, fake: FakeRay, options: Options | None = None) -> ra
 def look(executor: ray_jobs.OnRay) -> dict[str, int]:
     executor.looked = -math.inf
     return executor.places()
+
+
+def test_an_earlier_version_on_ray_keeps_this_one_out_and_the_other_way_round(tmp_path: Path):
+    held = take(tmp_path / "ray.lock")
+    assert held is not None
+    with ExitStack() as stack, pytest.raises(LockedError, match="in use by an earlier version of gpi"):
+        ray_jobs.OnRay(Where(), stack).keep_out_earlier_versions(tmp_path)
+    os.close(held)
+    with ExitStack() as stack:
+        for _ in range(2):  # two of this version share the study
+            ray_jobs.OnRay(Where(), stack).keep_out_earlier_versions(tmp_path)
+        assert take(tmp_path / "ray.lock") is None
+    assert take(tmp_path / "ray.lock") is not None
 
 
 A, B = "aa" * 28, "bb" * 28
@@ -493,7 +506,7 @@ def test_an_interrupted_study_is_saved_and_goes_on(tmp_path: Path, cluster: Thre
 
 @pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_behind_and_the_next_goes_on(tmp_path: Path, cluster: ThreeNodes):
-    file = study_file(tmp_path / "tiny.toml", 60_000, "ppo", "geppo")
+    file = study_file(tmp_path / "tiny.toml", 200_000, "ppo", "geppo")
     out = tmp_path / "a"
     child = cluster.run(file, "--out", str(out))
     until(lambda: (out / "study.json").exists() and len(workers(open_study(out))) == 2)

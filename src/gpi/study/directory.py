@@ -70,6 +70,10 @@ class StudyDir:
         """Return the file that a job's process writes to."""
         return self.path / "logs" / f"{job.name}.log"
 
+    def claim(self, job: Job) -> Path:
+        """Return the file whose lock says who has a job."""
+        return self.path / "claims" / job.name
+
     def failure(self, job: Job) -> Path:
         """Return the file that says why a job was set aside."""
         return self.path / "failed" / f"{job.name}.json"
@@ -200,24 +204,12 @@ def is_done(study: StudyDir, job: Job) -> bool:
     """Return whether a job's run has all its steps (a run with every step and frozen seeds is done too).
 
     config.json alone does not say it: a run that was killed while it was being extended has the new steps there, and
-    still the old DONE.
+    still the old DONE. One whose DONE cannot be read is not done: it is tried, and `gpi resume` says why.
     """
-    done = read_done(study.run(job))
-    return done is not None and done["complete"] and max(done["steps"], default=0) >= job.config.steps
-
-
-def is_complete(study: StudyDir, job: Job) -> bool:
-    """Return whether a job is done; one whose DONE cannot be read is not, and `gpi resume` says why."""
     with suppress(GpiError, OSError):
-        return is_done(study, job)
+        done = read_done(study.run(job))
+        return done is not None and done["complete"] and max(done["steps"], default=0) >= job.config.steps
     return False
-
-
-def claim_of(study: StudyDir, job: Job) -> Path:
-    """Return the file whose lock says who has a job, in a directory that is there."""
-    path = study.path / "claims" / job.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def config_steps(run: Path) -> int:

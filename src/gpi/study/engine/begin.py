@@ -14,7 +14,7 @@ from gpi import files
 from gpi.errors import DiskError, UsageError, disk_error
 from gpi.rundir.lock import take
 from gpi.study.definition import Job, Study, builtin_names, builtin_text, made_by
-from gpi.study.directory import FILE, Layout, StudyDir, continued, is_complete, open_study, write_study
+from gpi.study.directory import FILE, Layout, StudyDir, continued, is_done, open_study, write_study
 from gpi.study.engine import machine_layout
 from gpi.study.engine.locks import RunnerFile, Shard
 from gpi.study.estimate import core_seconds, disk_bytes
@@ -139,7 +139,7 @@ def unfinished(study: StudyDir, jobs: Sequence[Job], options: Options) -> list[J
         from gpi.study.gathered import covered
 
         known = covered(study, options.environments)
-    return [job for job in jobs if job.name not in known and not is_complete(study, job)]
+    return [job for job in jobs if job.name not in known and not is_done(study, job)]
 
 
 def matching(jobs: Sequence[Job], pattern: str) -> list[Job]:

@@ -23,7 +23,7 @@ from gpi.errors import DiskError, GpiError, UsageError, reason
 from gpi.rundir.lock import take
 from gpi.standalone import Facts
 from gpi.study.definition import Job, load_study
-from gpi.study.directory import Failure, claim_of, is_complete, last_timing, read_failure, write_failure
+from gpi.study.directory import Failure, is_done, last_timing, read_failure, write_failure
 from gpi.study.engine.begin import (
     SPARE,
     Machine,
@@ -202,7 +202,7 @@ class Engine:
             while True:
                 self._poll()
                 self._heed(stop)
-                while not stop.asked and (place := self._free_place()) is not None and self._start_next(place, stop):
+                while not stop.asked and self._start_next(stop):
                     pass
                 self._tell()
                 left = [one for one in self.waiting if not one.elsewhere and self._fits(one, stop)]
@@ -214,26 +214,21 @@ class Engine:
 
     # --- claim ------------------------------------------------------------------------------------------------------
 
-    def _free_place(self) -> str | None:
-        """Return the place that has most room for another job; None if no place has any."""
-        free = self.executor.places() - Counter(one.place for one in self.running)
-        return free.most_common(1)[0][0] if free else None
-
-    def _start_next(self, place: str, stop: Stop) -> bool:
-        """Start the longest of the jobs that can be; return whether there was one.
+    def _start_next(self, stop: Stop) -> bool:
+        """Start the longest of the jobs that can be, at the place with most room; return whether there was one.
 
         Jobs whose program another is compiling come last: if nothing else is left they start all the same, as they
         would be ready no sooner by waiting for it with an idle core.
         """
-        now = time.monotonic()
-        ready = [one for one in self.waiting if one.ready <= now and self._fits(one, stop)]
+        now, free = time.monotonic(), self.executor.places() - Counter(one.place for one in self.running)
+        ready = [one for one in self.waiting if free and one.ready <= now and self._fits(one, stop)]
         compiling = {one.waiting.program for one in self.running if not one.iterates and now - one.began < LEADER}
         compiling -= self.compiled
         ready.sort(key=lambda one: (one.program in compiling, -self.speeds.remaining(one.job, one.best)))
         for one in ready:
             lock = self._claim(one)
             if lock is not None:
-                return self._start(one, lock, place)
+                return self._start(one, lock, max(free, key=lambda place: free[place]))
         return False
 
     def _fits(self, one: Waiting, stop: Stop) -> bool:
@@ -248,7 +243,8 @@ class Engine:
         if now < self.room:
             return None
         try:
-            lock = take(claim_of(self.study, job))
+            self.study.claim(job).parent.mkdir(parents=True, exist_ok=True)
+            lock = take(self.study.claim(job))
         except OSError as error:
             self._postpone(one, f"cannot be locked: {reason(error)}")
             return None
@@ -256,7 +252,7 @@ class Engine:
             one.elsewhere, one.ready = True, now + ELSEWHERE
             return None
         one.elsewhere = False
-        if is_complete(self.study, job):
+        if is_done(self.study, job):
             self.waiting.remove(one)
             self.done += 1
         elif self._tries(job) != one.noted:  # another runner has just tried it
@@ -368,7 +364,7 @@ class Engine:
         if running.steps > one.best:
             one.best, one.failures = running.steps, 0
         self.steps += running.gained
-        result = outcome(code, complete=is_complete(self.study, job), failures=one.failures)
+        result = outcome(code, complete=is_done(self.study, job), failures=one.failures)
         one.failures += result.counts
         line = running.task.why or last_line(self.study.log(job))
         if result.verdict == "done":
@@ -420,7 +416,7 @@ class Engine:
 
     def ended(self, jobs: int, stop: Stop) -> Ended:
         """Return how this runner ended; what others have done meanwhile is done."""
-        late = [one for one in self.waiting if one.elsewhere and is_complete(self.study, one.job)]
+        late = [one for one in self.waiting if one.elsewhere and is_done(self.study, one.job)]
         elsewhere = sum(one.elsewhere for one in self.waiting) - len(late)
         return Ended(
             self.study.path, jobs, self.done + len(late), self.aside, elsewhere, self.steps,

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from gpi.config import config_of
-from gpi.errors import UsageError
+from gpi.errors import LockedError, UsageError
+from gpi.rundir.lock import take
 from gpi.standalone import Facts
 from gpi.study.definition import Job
-from gpi.study.directory import Layout, StudyDir, claim_of, is_complete, open_study
+from gpi.study.directory import Layout, StudyDir, is_done, open_study
 from gpi.study.engine import machine_layout
 from gpi.study.engine.begin import Runner
 from gpi.study.engine.jobs import BUSY, Process
@@ -51,6 +52,7 @@ TICK, LOOK = 0.2, 2.0  # seconds between looks of a task at its process, and of 
 DIGITS = 12  # of an attempt's number
 KILLED, ENDED = -int(signal.SIGKILL), 128 + signal.SIGTERM
 SMALL = 0.001  # of a GPU: so little that it is always free
+LOCK = "ray.lock"
 LOST = "lost with its worker or node"
 DIED = "Ray's node on this machine has died, its jobs save and end"
 
@@ -95,7 +97,7 @@ def run_job(text: str) -> str:
         machine_layout.require(study.layout)
     except UsageError as error:
         return json.dumps({"code": BUSY, "unfit": str(error)})
-    if is_complete(study, job) or attempt_of(study, job) > order["attempt"]:
+    if is_done(study, job) or attempt_of(study, job) > order["attempt"]:
         return json.dumps({"code": ENDED})
     process = Process(study, job, order["environments"])
     while (code := process.poll()) is None:
@@ -108,7 +110,7 @@ def run_job(text: str) -> str:
 def attempt_of(study: StudyDir, job: Job) -> int:
     """Return the number of the last attempt to run a job; it is read anew, as another host may have written it."""
     try:
-        text = claim_of(study, job).read_text(errors="replace").strip()
+        text = study.claim(job).read_text(errors="replace").strip()
     except OSError:
         return 0
     return int(text) if text.isdecimal() else 0
@@ -116,8 +118,9 @@ def attempt_of(study: StudyDir, job: Job) -> int:
 
 def next_attempt(study: StudyDir, job: Job) -> int:
     """Number a new attempt to run a job, which ends all that were before."""
-    number = attempt_of(study, job) + 1
-    fd = os.open(claim_of(study, job), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    path, number = study.claim(job), attempt_of(study, job) + 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:  # in place and never shorter: the lock is on this very file
         os.pwrite(fd, f"{number:0{DIGITS}d}\n".encode(), 0)
         os.fsync(fd)
@@ -153,7 +156,9 @@ class OnRay:
         return Layout(**found["layout"])
 
     def require(self, layout: Layout) -> None:
-        """Leave it to `get_ready`, which asks every node."""
+        """Ask this machine, unless `get_ready` asks the nodes of a cluster."""
+        if self.ray is None:
+            machine_layout.require(layout)
 
     def get_ready(self, runner: Runner) -> tuple[str, list[str]]:
         """Start Ray, or ask all nodes of a cluster whether they are alike; return where jobs run, and notes."""
@@ -161,6 +166,7 @@ class OnRay:
         self.order: Facts = {
             "directory": str(runner.study.path.absolute()), "environments": dict(runner.options.environments),
         }  # fmt: skip
+        self.keep_out_earlier_versions(runner.study.path)
         notes = []
         if self.ray is None:
             here = machine_layout.places(layout, runner.todo, runner.options.jobs)
@@ -172,6 +178,14 @@ class OnRay:
         number = slots(nodes, layout, share).total()
         each = f"{plural(layout.cores, 'core')}{f' and {share:g} of a GPU' * (share > 0)} each"
         return f"Ray {self.ray.__version__} with {plural(len(nodes), 'node')}: {number} side by side, {each}", notes
+
+    def keep_out_earlier_versions(self, study: Path) -> None:
+        """Raise LockedError if an earlier version uses a study on Ray: it numbers attempts at jobs of others too."""
+        (study / LOCK).touch()
+        lock = take(study / LOCK, shared=True)
+        if lock is None:
+            raise LockedError(f"{study} is in use by an earlier version of gpi with --engine ray; wait until it ends")
+        self.stack.callback(os.close, lock)
 
     def notes_about(self, node: Node) -> list[str]:
         """Raise UsageError unless a node has the study's versions and sees its directory and locks; return notes."""
