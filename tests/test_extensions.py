@@ -107,7 +107,7 @@ def test_a_critic_with_a_replay_from_outside(rule: str, tmp_path: Path, with_rep
 
 
 def test_a_checkpoint_writes_what_is_new_of_a_replay(tmp_path: Path, with_replay: None):
-    settings: dict[str, Any] = TINY | {"checkpoint_every": 1, "keep_replay": True, "steps": 640}
+    settings: dict[str, Any] = {**TINY, "checkpoint_every": 1, "keep_replay": True, "steps": 640}
     run = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "run", quiet=True, **settings)
     ends = [f"{batch:09d}-{batch + 1:09d}" for batch in range(6, 13)]
     assert segments_in(run) == ends, "three checkpoints need five batches each"
@@ -116,7 +116,8 @@ def test_a_checkpoint_writes_what_is_new_of_a_replay(tmp_path: Path, with_replay
     damaged = run.dir / "replay" / f"segment-{ends[-1]}.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     again = gpi.resume(run, steps=704, quiet=True)  # from the checkpoint before
-    other = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "other", quiet=True, **settings | {"steps": 704})
+    settings["steps"] = 704
+    other = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "other", quiet=True, **settings)
     assert (again.dir / "metrics.csv").read_bytes() == (other.dir / "metrics.csv").read_bytes()
 
 
