@@ -117,6 +117,7 @@ def test_a_checkpoint_writes_what_is_new_of_a_replay(tmp_path: Path, with_replay
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     again = gpi.resume(run, steps=704, quiet=True)  # from the checkpoint before
     settings["steps"] = 704
+    settings["steps"] = 704
     other = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "other", quiet=True, **settings)
     assert (again.dir / "metrics.csv").read_bytes() == (other.dir / "metrics.csv").read_bytes()
 

@@ -75,7 +75,7 @@ RING = {"replay/0/obs": files.ArraySpec((1, SLOTS, 1), np.dtype(np.float32), seg
 
 def newest(run: Path, *, finite: bool = False, clean: bool = True) -> tuple[checkpoint.Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and one line for each newer one that is not valid."""
-    specs = SPECS | (RING if (run / "replay").exists() else {})
+    specs = {**SPECS, **(RING if (run / "replay").exists() else {})}
     return checkpoint.newest_valid(run, specs, finite and list(SPECS), clean=clean)
 
 
