@@ -1,6 +1,8 @@
 """A distribution, a rule, a mixture plan and a critic are each one class or function, and a line or two in tables."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import extensions
 import gpi
 from extensions import (
     Laplace,
@@ -189,7 +192,7 @@ def test_a_critic_with_a_replay_from_outside(rule: str, tmp_path: Path, with_rep
 
 
 def test_a_checkpoint_writes_what_is_new_of_a_replay(tmp_path: Path, with_replay: None):
-    settings: dict[str, Any] = TINY | {"checkpoint_every": 1, "keep_replay": True, "steps": 640}
+    settings: dict[str, Any] = {**TINY, "checkpoint_every": 1, "keep_replay": True, "steps": 640}
     run = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "run", quiet=True, **settings)
     ends = [f"{batch:09d}-{batch + 1:09d}" for batch in range(6, 13)]
     assert segments_in(run) == ends, "three checkpoints need five batches each"
@@ -201,6 +204,34 @@ def test_a_checkpoint_writes_what_is_new_of_a_replay(tmp_path: Path, with_replay
     longer: dict[str, Any] = settings | {"steps": 704}
     other = gpi.train("ppo-q", "Pendulum-v1", out=tmp_path / "other", quiet=True, **longer)
     assert (again.dir / "metrics.csv").read_bytes() == (other.dir / "metrics.csv").read_bytes()
+
+
+def test_a_run_with_a_replay_that_is_killed_ends_as_if_never_killed(tmp_path: Path):
+    support = Path(extensions.__file__).parent
+
+    def run(*words: str, failpoint: str = "") -> int:
+        paths = os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])
+        environment = {
+            **os.environ,
+            "PJRT_NPROC": "2",
+            "GPI_FAILPOINT": failpoint,
+            "PYTHONPATH": paths,
+            "XLA_FLAGS": "",
+        }
+        command = [sys.executable, str(support / "replay_child.py"), *words]
+        return subprocess.run(command, env=environment, capture_output=True, timeout=300).returncode
+
+    words = ["Pendulum-v1", "--algorithm", "ppo-q", "--seeds", "1", "--n", "64", "--hidden", "8", "--epochs", "1"]
+    words += ["--minibatches", "4", "--steps", "640", "--checkpoint-every", "1", "--keep-replay", "--out"]
+    assert run("train", *words, str(tmp_path / "whole")) == 0
+    begin = ["train", *words, str(tmp_path / "killed")]
+    for point in ("segment.before_verify:2", "segment.after_rename:2", "segment.before_remove:1"):
+        assert run(*begin, failpoint=point) == -signal.SIGKILL
+        begin = ["resume", str(tmp_path / "killed")]
+    assert run(*begin) == 0
+    for path in (tmp_path / "whole").rglob("*.safetensors"):
+        other = tmp_path / "killed" / path.relative_to(tmp_path / "whole")
+        assert other.read_bytes() == path.read_bytes(), path
 
 
 def test_the_end_of_a_run_deletes_its_replay(tmp_path: Path, with_replay: None, capsys: pytest.CaptureFixture[str]):

@@ -36,12 +36,13 @@ from gpi import files
 from gpi.errors import DiskError, FileError, UsageError
 from gpi.rundir import checkpoint, lock
 from gpi.rundir.checkpoint import load, newest_valid, read_identity, save
+from gpi.rundir.segments import name_of
 from gpi.rundir.tables import Table
 
 SOURCE = Path(gpi.__file__).parent
 # Quick: the first passage of every failpoint; a save before which three others exist, or one of the same iteration.
 THOROUGH = [(1, SCENES[1:]), pytest.param(99, SCENES, marks=pytest.mark.slow)]
-POINTS = {kind: [p for p in FAILPOINTS if p.startswith(kind)] for kind in ("file.", "write.", "ckpt.")}
+POINTS = {kind: [p for p in FAILPOINTS if p.startswith(kind)] for kind in ("file.", "write.", "ckpt.", "segment.")}
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
@@ -226,7 +227,7 @@ def assert_old_or_new(run: Path, scene: str, *, clean: bool = True) -> bool:
     if found is not None and found.iteration == 4:
         assert_same(found, 4)
         return True
-    if scene == "full":
+    if scene in ("full", "ring"):
         assert_same(found, 3)
         # Nothing is removed before the new one is safe.
         assert [p.name[-1] for p in checkpoint.saved(run)] == ["3", "2", "1"], run
@@ -239,7 +240,11 @@ def assert_goes_on(run: Path) -> None:
     """Check that the next save works, and removes leftovers but no foreign files."""
     put(run, 5)
     assert_same(newest(run)[0], 5)
-    names = {*os.listdir(run)} - {"config.json"}
+    names = {*os.listdir(run)} - {"config.json", "replay"}
+    if (run / "replay").exists():  # one batch each, but for what a failed save had not counted
+        kept = checkpoint.saved(run)
+        needed = {name_of(one) for path in kept for one in load(path, None).segments}
+        assert needed == {*os.listdir(run / "replay")} and len(needed) == 3
     assert len(names) <= 3 and all(checkpoint.NAME.fullmatch(name) for name in names), names
 
 
@@ -262,12 +267,12 @@ def test_a_full_disk_takes_no_checkpoint_away(
                 armed(disarmed, "")
             met.add(point)
             assert "No space left on device" in message and message.isprintable()
-            assert all(checkpoint.NAME.fullmatch(name) for name in os.listdir(run)), os.listdir(run)
+            assert all(checkpoint.NAME.fullmatch(name) for name in {*os.listdir(run)} - {"replay"}), os.listdir(run)
             assert_old_or_new(run, scene, clean=False)  # nothing is left to clean up
             for path in checkpoint.saved(run):
                 assert path.name in message
             assert_goes_on(run)
-    assert met == {*POINTS["file."], *POINTS["ckpt."]}
+    assert met == {*POINTS["file."], *POINTS["ckpt."], *POINTS["segment."]}
 
 
 def test_a_full_disk_takes_no_file_away(tmp_path: Path, disarmed: pytest.MonkeyPatch):
@@ -409,3 +414,6 @@ def test_every_rename_is_between_two_syncs(tmp_path: Path, monkeypatch: pytest.M
         os.fsync(fd)
     assert_same(newest(tmp_path)[0], 5)
     assert not disk.pending and disk.renames == 12
+    (tmp_path / "run").mkdir()
+    put(tmp_path / "run", 1, 2, 3, 4, ring=True)
+    assert not disk.pending and disk.renames == 12 + 2 * 4 + 1

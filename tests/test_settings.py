@@ -214,9 +214,11 @@ def test_settings_without_effect_are_named():
         assert without_effect(Config("cheetah-run", algorithm), [name]) == []
     named = {(algorithm, name) for algorithm, name, _, _ in IDLE}
     for algorithm in ALGORITHMS:
-        for name in set(NAMES) - {"eval_episodes"}:
+        for name in set(NAMES) - {"eval_episodes", "keep_replay"}:
             told = without_effect(Config("cheetah-run", algorithm), [name])
             assert not told or (algorithm, name) in named
+    told = without_effect(Config("cheetah-run"), ["keep_replay"])
+    assert told == ["keep_replay = False has no effect with geppo, whose critic keeps no replay"]
     told = without_effect(Config("cheetah-run"), ["eval_episodes"])
     assert told == ["eval_episodes = 10 has no effect with eval_every = 0, which evaluates nothing"]
     late = Config("cheetah-run", steps=10_000, eval_every=11)

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpi import failpoints, files
 from gpi.errors import FileError
-from gpi.rundir import checkpoint
+from gpi.rundir import checkpoint, segments
 from gpi.rundir.checkpoint import save
 
 # The tests of files name these here and nowhere else.
@@ -23,7 +23,8 @@ FAILPOINTS, failpoint, forget_failpoint = failpoints.FAILPOINTS, failpoints.fail
 HERE = Path(__file__).parent
 NAMES = ("arrays.safetensors", "manifest.json", "state.json")
 IDENTITY = {"jax": "0.10.2", "threads": 2, "layout": [5, 1024]}
-SCENES = ("first", "full", "replace")  # what `prepare` makes
+SCENES = ("first", "full", "replace", "ring")  # what `prepare` makes
+SLOTS = 1  # of the ring in the last of them, to which every checkpoint adds a batch
 
 
 def arrays_of(iteration: int) -> dict[str, np.ndarray]:
@@ -52,16 +53,30 @@ def state_of(iteration: int) -> dict[str, Any]:
     return {"iteration": iteration, "lr": 1 / (iteration + 3), "offsets": {"metrics.csv": 17 * iteration}, "ok": [True]}
 
 
-def put(run: Path, *iterations: int, state: dict[str, Any] | None = None) -> Path:
-    """Save checkpoints; return the path of the last."""
+def put(run: Path, *iterations: int, state: dict[str, Any] | None = None, ring: bool = False) -> Path:
+    """Save checkpoints; return the path of the last. A run with a `ring` has one from then on."""
     for iteration in iterations:
-        save(run, iteration, arrays_of(iteration), state or state_of(iteration), IDENTITY)
+        listed: list[Any] = []
+        if ring or (run / "replay").exists():
+            found = newest(run, clean=False)[0]
+            first = segments.end_of(found.segments) if found else 0
+            listed = segments.add(run, found.segments if found else [], first, batches_of(first, iteration), SLOTS)
+        save(run, iteration, arrays_of(iteration), state or state_of(iteration), IDENTITY, listed=listed)
     return run / f"ckpt-{iterations[-1]:09d}"
+
+
+def batches_of(first: int, end: int) -> dict[str, np.ndarray]:
+    """Return batches of one member."""
+    return {"replay/0/obs": np.arange(first, end, dtype=np.float32)[None, :, None]}
+
+
+RING = {"replay/0/obs": files.ArraySpec((1, SLOTS, 1), np.dtype(np.float32), segmented=True)}
 
 
 def newest(run: Path, *, finite: bool = False, clean: bool = True) -> tuple[checkpoint.Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and one line for each newer one that is not valid."""
-    return checkpoint.newest_valid(run, SPECS, finite, clean=clean)
+    specs = {**SPECS, **(RING if (run / "replay").exists() else {})}
+    return checkpoint.newest_valid(run, specs, finite and list(SPECS), clean=clean)
 
 
 def assert_same(found: checkpoint.Checkpoint | None, iteration: int) -> None:
@@ -70,6 +85,8 @@ def assert_same(found: checkpoint.Checkpoint | None, iteration: int) -> None:
     for name, array in arrays_of(iteration).items():
         assert found.arrays[name].dtype == array.dtype and found.arrays[name].shape == array.shape
         assert found.arrays[name].tobytes() == array.tobytes()
+    if found.segments:
+        assert found.arrays["replay/0/obs"].ravel().tolist() == [iteration - 1]
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -87,6 +104,8 @@ def prepare(run: Path, scene: str) -> None:
     run.mkdir()
     if scene == "full":
         put(run, 1, 2, 3)
+    elif scene == "ring":
+        put(run, 1, 2, 3, ring=True)
     elif scene == "replace":
         put(run, 4, state={"old": 1})
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpi import files
-from gpi.errors import DENIED, DiskError, FileError, UsageError, disk_error, read_error
+from gpi.errors import DENIED, FileError, UsageError, read_error
 from gpi.failpoints import failpoint
 from gpi.files import Specs, shown
 from gpi.rundir import segments
@@ -62,22 +62,16 @@ def save(
     if not 0 <= iteration < 10**9:
         raise UsageError(f"iteration {iteration} cannot be saved; checkpoints count from 0 to 999999999")
     name, contents = f"ckpt-{iteration:09d}", _pack(iteration, arrays, state, identity, packs or {}, listed)
-    try:
-        with files.directory(run) as parent:
-            try:
+    with segments.as_disk_errors(run, run / name), files.directory(run) as parent:
+        try:
+            _clean(parent)
+            temp = _build(parent, name, contents)
+            _publish(parent, temp, name)
+            _prune(parent, iteration)
+        except BaseException:
+            with suppress(OSError):
                 _clean(parent)
-                temp = _build(parent, name, contents)
-                _publish(parent, temp, name)
-                _prune(parent, iteration)
-            except BaseException:
-                with suppress(OSError):
-                    _clean(parent)
-                raise
-    except (OSError, FileError) as error:
-        kept = f"it keeps {', '.join(sorted(path.name for path in run.glob('ckpt-*'))) or 'no checkpoint'}"
-        if isinstance(error, OSError):
-            raise disk_error(run / name, error, kept) from error
-        raise DiskError(f"{run / name} cannot be written: {error}; {kept}; look whether that disk is sound") from error
+            raise
     return run / name
 
 

@@ -10,15 +10,15 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpi import files
-from gpi.errors import FileError, disk_error
+from gpi.errors import DiskError, FileError, disk_error
 from gpi.failpoints import failpoint
 from gpi.files import ArraySpec, Specs, shown
 from gpi.standalone import Facts, sha256
@@ -33,6 +33,18 @@ def name_of(segment: Facts) -> str:
     return f"segment-{segment['first']:09d}-{segment['first'] + segment['batches']:09d}.safetensors"
 
 
+@contextmanager
+def as_disk_errors(run: Path, path: Path) -> Iterator[None]:
+    """Raise what fails in writing as the error of a disk, with the checkpoints that the run keeps."""
+    try:
+        yield
+    except (OSError, FileError) as error:
+        kept = f"it keeps {', '.join(sorted(path.name for path in run.glob('ckpt-*'))) or 'no checkpoint'}"
+        if isinstance(error, OSError):
+            raise disk_error(path, error, kept) from error
+        raise DiskError(f"{path} cannot be written: {error}; {kept}; look whether that disk is sound") from error
+
+
 def end_of(segments: list[Facts]) -> int:
     """Return the number of batches up to the end of the last segment."""
     return segments[-1]["first"] + segments[-1]["batches"] if segments else 0
@@ -45,10 +57,8 @@ def add(run: Path, segments: list[Facts], first: int, arrays: Mapping[str, np.nd
         return segments
     data = files.encode(arrays)
     new = {"first": first, "batches": batches, "size": len(data), "sha256": sha256(data)}
-    try:
+    with as_disk_errors(run, run / FOLDER):
         _write(run, name_of(new), data)
-    except OSError as error:
-        raise disk_error(run / FOLDER, error) from error
     return [one for one in [*segments, new] if one["first"] + one["batches"] > first + batches - slots]
 
 
@@ -74,7 +84,7 @@ def _write(run: Path, name: str, data: bytes) -> None:
                 raise
 
 
-def checked(listed: object) -> list[Facts]:
+def checked(listed: Any) -> list[Facts]:
     """Return the segments that a manifest lists: one follows the other."""
     segments: list[Any] = listed if isinstance(listed, list) else [listed]
     for one, before in zip(segments, [None, *segments], strict=False):

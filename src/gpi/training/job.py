@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpi.callbacks import Callback, Evaluate
@@ -16,7 +17,7 @@ from gpi.envs.pool import Repeats
 from gpi.envs.seeds import env_seeds
 from gpi.envs.tasks import Task
 from gpi.errors import UsageError
-from gpi.standalone import KINDS
+from gpi.standalone import KINDS, Facts
 
 if TYPE_CHECKING:  # deciding what to run must start neither JAX nor an environment
     from gpi.envs.importing import Make
@@ -112,3 +113,12 @@ def validate_keeping(job: Job) -> None:
             "trust = keep needs every episode to its end, and reset_each_batch = True cuts off the last of each batch; "
             "use --no-reset-each-batch", "trust",
         )  # fmt: skip
+
+
+def require_not_fewer(directory: Path, job: Job, about: Facts, taken: int) -> None:
+    """Raise UsageError if a resumed run is to end at fewer steps than it has taken: nothing can be untrained."""
+    asked, before = job.config.steps, about["config"].get("steps")
+    if asked < taken and asked != before:
+        raise UsageError(
+            f"steps = {asked:,} is below the {taken:,} that {directory} has taken; name more steps, or none"
+        )

@@ -20,7 +20,7 @@ from gpi import files
 from gpi.callbacks import Report, close_all
 from gpi.envs import tasks
 from gpi.envs.faults import traceback_of
-from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError, UsageError
+from gpi.errors import DiskError, DivergedError, EnvironmentFault, FileError
 from gpi.evaluation import Evaluation, play, undisturbed
 from gpi.machine import cores
 from gpi.policy_file import content, policy_of, save
@@ -33,7 +33,7 @@ from gpi.rundir.tables import RunTables, describe, slowest
 from gpi.standalone import Facts
 from gpi.training.about import environment_facts, headline, short_names, write_config, write_done
 from gpi.training.devices import Device, learning_devices, machine_identity
-from gpi.training.job import Job, require_policy
+from gpi.training.job import Job, require_not_fewer, require_policy
 from gpi.training.progress import Progress
 from gpi.training.signals import Interrupt, interruptible
 
@@ -358,15 +358,6 @@ def taken_at(found: Checkpoint, directory: Path, job: Job) -> int:
         return slowest(job.seeds, list(Run(directory).steps.values()), found.state["frozen"])
     except (FileError, KeyError, TypeError, ValueError):
         return 0
-
-
-def require_not_fewer(directory: Path, job: Job, about: Facts, taken: int) -> None:
-    """Raise UsageError if a resumed run is to end at fewer steps than it has taken: nothing can be untrained."""
-    asked, before = job.config.steps, about["config"].get("steps")
-    if asked < taken and asked != before:
-        raise UsageError(
-            f"steps = {asked:,} is below the {taken:,} that {directory} has taken; name more steps, or none"
-        )
 
 
 def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, str]]:

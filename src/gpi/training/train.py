@@ -25,10 +25,10 @@ from gpi.rundir.tables import slowest
 from gpi.standalone import Facts
 from gpi.terminal import counted
 from gpi.training import devices
-from gpi.training.job import Job, resolve
+from gpi.training.job import Job, require_not_fewer, resolve
 from gpi.training.memory import require_disk, require_memory
 from gpi.training.progress import Progress
-from gpi.training.session import Session, require_not_fewer
+from gpi.training.session import Session
 
 if TYPE_CHECKING:
     from gpi.callbacks import Callback
