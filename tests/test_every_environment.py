@@ -14,7 +14,7 @@ import gpi
 from gpi.cli import main
 from gpi.envs import envpool, tasks
 from gpi.envs.checks import Effort, check
-from gpi.errors import UsageError
+from gpi.errors import FileError, UsageError
 from own_runs import TABLES, TINY, done, stop_after
 
 FAMILIES = (
@@ -129,7 +129,7 @@ def test_the_list_of_envpools_ids_has_sizes_and_reasons(capsys: pytest.CaptureFi
 def test_resume_is_exact_on_envpool_only_where_a_new_pool_continues_alike(
     name: str, backend: str, repeats: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    settings = TINY | {"quiet": False, "backend": backend}
+    settings: dict[str, Any] = TINY | {"quiet": False, "backend": backend}
     part = gpi.train("ppo", name, out=tmp_path / "part", steps=512, callbacks=[stop_after(1)], **settings)
     about = json.loads((part.dir / "config.json").read_text())
     assert about["repeats"] == part.repeats == repeats and about["exact"] == (repeats == "exact")
@@ -148,7 +148,7 @@ def test_resume_is_exact_on_envpool_only_where_a_new_pool_continues_alike(
 
 
 def test_the_verdict_on_seeds_decides_everything(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    settings = TINY | {"quiet": False, "trust": "keep", "return_range": (-200.0, 40.0)}
+    settings: dict[str, Any] = TINY | {"quiet": False, "trust": "keep", "return_range": (-200.0, 40.0)}
     part = gpi.train("ppo", envs_own.Unseeded, out=tmp_path / "r", steps=768, callbacks=[stop_after(1)], **settings)
     said = capfd.readouterr().out
     assert said.count("reset ignores its seed") == 1 and "certifies and undoes nothing here: resets of" in said
@@ -165,7 +165,8 @@ def test_the_verdict_on_seeds_decides_everything(tmp_path: Path, capfd: pytest.C
 
 
 def test_notes_are_said_once_even_if_they_come_late(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    run = gpi.train("ppo", envs_own.Strays, out=tmp_path / "r", steps=1500, **(TINY | {"quiet": False}))
+    settings: dict[str, Any] = TINY | {"quiet": False}
+    run = gpi.train("ppo", envs_own.Strays, out=tmp_path / "r", steps=1500, **settings)
     said = capfd.readouterr().out
     assert said.count("outside its space") == 1 and "note: envs_own:Strays: step" in said and done(run)["exact"]
 
@@ -180,5 +181,5 @@ def test_a_damaged_verdict_is_refused(tmp_path: Path):
     run = gpi.train("ppo", envs_own.Walk, out=tmp_path / "r", steps=128, **TINY)
     about = json.loads((run.dir / "config.json").read_text())
     (run.dir / "config.json").write_text(json.dumps(about | {"repeats": ["perhaps"]}))
-    with pytest.raises(gpi.errors.FileError, match=r"repeats = .*'perhaps'.* must be one of exact, inexact, unseeded"):
+    with pytest.raises(FileError, match=r"repeats = .*'perhaps'.* must be one of exact, inexact, unseeded"):
         gpi.resume(run, env=envs_own.Walk, steps=999, quiet=True)

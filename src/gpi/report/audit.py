@@ -303,9 +303,7 @@ def summarise(run: Run) -> AuditSummary:
         normaliser_tv=float(np.nanmean(table["normaliser_tv"])),
         worst=worst,
         learned=sum(one.learned for one in courses.values()),
-        lost=tuple(
-            Lost(seed, one.best.mean, one.best_end, one.after.mean) for seed, one in courses.items() if one.fell
-        ),
+        lost=tuple(Lost(seed, x.best.mean, x.best_end, x.after.mean) for seed, x in courses.items() if x.fell),
         calibration=calibrate(spans_of(run, table)),
         undone=int(np.nansum(table.get("undone", 0.0))),
         certified=certified_of(table, withdrawn),

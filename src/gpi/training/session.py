@@ -79,8 +79,7 @@ class Session:
             trainer, identity = self._trainer(pool, devices)
             trainer.compile()
             self.progress.collecting(self.job, pool, self.job.warm_up_steps)
-            self.warm_up = trainer.warm_up()
-            tables = RunTables(self.directory, self.job)
+            self.warm_up, tables = trainer.warm_up(), RunTables(self.directory, self.job)
             return self._train(Running(trainer, tables, identity, not self.job.departure), interrupt)
 
     def resume(self, about: Facts, *, allow_drift: bool) -> tuple[Run, int | None]:
@@ -269,10 +268,8 @@ class Session:
         """Save a checkpoint of everything, now."""
         trainer = run.trainer
         state = run.tables.state() | {"observation_names": short_names(trainer.spec)} | trainer.facts()
-        best = kept_best(self.directory)
-        checkpoint.save(
-            self.directory, trainer.done, trainer.snapshot(), state | self.job.departure, run.identity, best
-        )
+        state, best = state | self.job.departure, kept_best(self.directory)
+        checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, best)
         self.saved = trainer.done
 
     def _try_save(self, run: Running) -> None:
