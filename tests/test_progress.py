@@ -111,9 +111,17 @@ def test_fewer_steps_than_an_iteration_are_explained_once(tmp_path: Path):
 def test_a_slow_environment_is_never_silent(monkeypatch: pytest.MonkeyPatch):
     """Until the first update it says how far that is, and how fast it comes; afterwards the reports do."""
     monkeypatch.setattr(progress_module, "PLAIN_SECONDS", 0.1)
-    stream, taken = io.StringIO(), iter(range(0, 6000, 600))
+
+    class Pool:
+        taken = iter(range(0, 3000, 300))
+
+        @property
+        def steps(self) -> int:
+            return next(self.taken, 2700)
+
+    stream, job = io.StringIO(), resolve(Config("Pendulum-v1", "ppo", n=1024, num_envs=2))
     with Progress(5, stream) as progress:
-        progress.collecting(2048, 4096, lambda: next(taken, 5400))
+        progress.collecting(job, Pool(), job.warm_up_steps)
         time.sleep(0.6)
         progress.show(report())
         said = stream.getvalue().splitlines()

@@ -110,7 +110,7 @@ class Place(NamedTuple):
     task: tasks.Task
     make: Make | None
     note: str
-    """Says that they were trained elsewhere; empty if they were not."""
+    """Says that they were trained elsewhere, or that episodes cannot be repeated; empty if neither is so."""
 
 
 def task_of(policies: Mapping[int, Policy], source: str | Path | Run | Policy, env: str | Make | None) -> Place:
@@ -129,6 +129,8 @@ def task_of(policies: Mapping[int, Policy], source: str | Path | Run | Policy, e
         raise UsageError(tasks.ask_for_name(where, name))
     trained = about.get("task", task.id)
     other = f"trained in {trained}, played in {task.id}" if trained != task.id else ""
+    if not other and about.get("repeats") == "unseeded":
+        other = f"{task.id} ignores its seeds: these episodes cannot be repeated"
     return Place(task, env if callable(env) else None, other)
 
 

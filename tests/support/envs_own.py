@@ -244,3 +244,28 @@ class Endless(Count):
 
 gymnasium.register("OwnWalk-v0", f"{__name__}:Walk")
 gymnasium.register("LongCart-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=2000)
+
+
+class Unseeded(Walk):
+    """Starts where it likes, whatever the seed, as a machine in a laboratory does."""
+
+    stepped = 0
+
+    def reset(self, **options: Any) -> Any:
+        return super().reset(seed=None)
+
+    def step(self, action: np.ndarray) -> Any:
+        Unseeded.stepped += 1
+        return super().step(action)
+
+
+class Strays(Walk):
+    """Leaves its space, but only long after the check."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, action: np.ndarray) -> Any:
+        self.steps += 1
+        obs, *rest = super().step(action)
+        return (obs + np.float32(50.0) if self.steps > 700 else obs), *rest

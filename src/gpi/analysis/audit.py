@@ -112,6 +112,7 @@ class AuditSummary:
     undone: int = 0  # proven losses, after each of which a seed went back
     certified: tuple[float | None, ...] = ()  # with --trust keep, what each seed is held to; None for nothing
     withdrawn: tuple[Outside, ...] = ()  # why there is nothing for these seeds
+    repeats: str = "exact"  # whether environments of the same seeds repeat each other
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -157,6 +158,8 @@ class AuditSummary:
         words += self._certified()
         if self.reuses:
             words += f" Reused data counted for {100 * self.ess_share:.0f} % of the nominal sample size."
+        if self.repeats != "exact":
+            words += f" The environments do not repeat themselves ({self.repeats}), so that resuming is not exact."
         return words + self._kept()
 
     def _certified(self) -> str:
@@ -171,7 +174,9 @@ class AuditSummary:
         elif rest > 0:
             words = " Nothing is certified yet, so no loss could be proven."
         elif self.trust == "keep" and not self.certified:
-            words = " Nothing is certified, since the range of returns is not known (--return-range)."
+            unknown = "the range of returns is not known (--return-range)"
+            why = unknown if self.repeats == "exact" else "resets may carry state from one episode to the next"
+            words = f" Nothing is certified, since {why}."
         if self.withdrawn:
             seeds = ", ".join(one.words() for one in self.withdrawn)
             words += f" A return left the range that certificates assume: {seeds}; there they are withdrawn"
@@ -297,13 +302,12 @@ def summarise(run: Run) -> AuditSummary:
         normaliser_tv=float(np.nanmean(table["normaliser_tv"])),
         worst={bound: worst_of(table, bound) for bound in BOUNDS},
         learned=sum(one.learned for one in retentions.values()),
-        lost=tuple(
-            Lost(seed, one.best.mean, one.best_end, one.after.mean) for seed, one in retentions.items() if one.fell
-        ),
+        lost=tuple(Lost(seed, x.best.mean, x.best_end, x.after.mean) for seed, x in retentions.items() if x.fell),
         calibration=calibrate(spans_of(run, table)),
         undone=int(np.nansum(table.get("undone", 0.0))),
         certified=certified_of(table, withdrawn),
         withdrawn=withdrawn,
+        repeats=run.repeats,
     )
 
 

@@ -71,6 +71,7 @@ def make_on_host(
         raise UsageError(f"environment seeds must be distinct 31-bit numbers, got {list(seeds)}; use env_seeds")
     if num_threads < 1:
         raise UsageError(f"threads of the simulation must be at least 1, got {num_threads}; use 1")
+    spec = spec or find_spec(envpool_id)  # before the environments are made: some that do not fit end the process
     with warnings.catch_warnings():  # Gymnasium warns that it rounds the bounds, which EnvPool declares in float64
         warnings.simplefilter("ignore", UserWarning)
         # `env_seed` and not `seed`: EnvPool would count up from the latter, and runs would share environments.
@@ -78,7 +79,7 @@ def make_on_host(
             import_envpool().make_gymnasium, envpool_id, num_envs=len(seeds), num_threads=num_threads,
             env_seed=list(seeds), thread_affinity_offset=first_core, **options,
         )  # fmt: skip
-        return EnvPoolOnHost(spec or spec_of(envpool_id, env.spec), env, len(seeds), keys)
+        return EnvPoolOnHost(spec, env, len(seeds), keys)
 
 
 def _made(make: Callable[..., Any], envpool_id: str, **options: Any) -> Any:

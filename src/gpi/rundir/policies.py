@@ -238,7 +238,7 @@ def about_of(found: Checkpoint, config: Facts, seed: int, p: int) -> Facts:
         "task": dmc.TASKS[short].id if short in dmc.TASKS else task,
         "backend": config["backend"], "algorithm": config["algorithm"], "seed": str(seed), "steps": str(steps),
         "observation_names": found.state.get("observation_names", []),
-    }  # fmt: skip
+    } | ({"repeats": str(found.state["repeats"])} if "repeats" in found.state else {})  # fmt: skip
     if type(steps) is not int or not policy_file.is_valid_description(about):
         raise FileError(f"its description is not plain: {files.shown(about)}")
     return about

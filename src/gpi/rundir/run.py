@@ -47,6 +47,12 @@ class Run:
         return read_settings(self.dir / "config.json")
 
     @property
+    def repeats(self) -> str:
+        """Whether environments of the same seeds repeat each other, as the check before training found."""
+        self.config  # noqa: B018 (config.json is checked)
+        return str(files.parse_json((self.dir / "config.json").read_bytes(), "it").get("repeats", "exact"))
+
+    @property
     def seeds(self) -> list[int]:
         """The seeds of the run's members."""
         config = self.config

@@ -49,6 +49,11 @@ class Job:
         return self.warm_up_batches * self.plan.steps
 
     @property
+    def departure(self) -> dict[str, str]:
+        """What policies and checkpoints say of environments that do not repeat themselves; nothing of others."""
+        return {} if self.repeats == "exact" else {"repeats": self.repeats}
+
+    @property
     def keeps(self) -> bool:
         """Whether an agent goes back when its performance is proven to have fallen."""
         return self.config.trust == "keep" and not self.uncertified

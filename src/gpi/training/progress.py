@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # only a terminal needs it
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.live import Live
 
+    from gpi.training.job import Job
+
 BAR, WIDE = 16, 120  # columns of the bar, and of the narrowest terminal that has one
 SLACK = 4  # columns to spare before the line takes a longer form again
 
@@ -179,9 +181,10 @@ class Progress:
             with suppress(OSError):
                 self.live.start(refresh=True)
 
-    def collecting(self, warm_up: int, whole: int, taken: Callable[[], int]) -> None:
+    def collecting(self, job: Job, pool: object, warm_up: int) -> None:
         """Show how far the first update is; on a terminal in the live line, elsewhere every few seconds."""
-        self.line.collecting = Collecting(warm_up, whole, self.agents, taken)
+        each, whole = job.config.num_envs, warm_up + job.plan.steps
+        self.line.collecting = Collecting(warm_up, whole, self.agents, lambda: each * getattr(pool, "steps", 0))
         if self.live is None and not self.quiet:
             threading.Thread(target=self._tell, args=(self.line.collecting,), daemon=True).start()
 
@@ -210,8 +213,9 @@ class Progress:
         """Start the clock of the first iteration, when each agent has taken `steps`."""
         self.rate = Rate(self.agents, steps)
 
-    def show(self, report: Report) -> None:
-        """Show the latest report."""
+    def show(self, report: Report, notes: Notes | None = None) -> None:
+        """Show the latest report, and what is new in the notes on the environments."""
+        self.note(notes or {})
         self.updated.set()
         rate = self.rate.mark(report.steps)
         if self.live is not None:

@@ -74,14 +74,13 @@ class Session:
     def start(self) -> tuple[Run, int | None]:
         """Train from the beginning; return the run, and the signal that cut it short, if one did."""
         with self._in_environments() as (pool, devices, interrupt):
-            write_config(self.directory, self.job, devices, exact=self.job.repeats == "exact")
+            write_config(self.directory, self.job, devices, exact=not self.job.departure)
             self._announce(devices)
             trainer, identity = self._trainer(pool, devices)
             trainer.compile()
-            self._show_collecting(warm_up=True)
-            self.warm_up = trainer.warm_up()
-            tables = RunTables(self.directory, self.job)
-            return self._train(Running(trainer, tables, identity, self.job.repeats == "exact"), interrupt)
+            self.progress.collecting(self.job, pool, self.job.warm_up_steps)
+            self.warm_up, tables = trainer.warm_up(), RunTables(self.directory, self.job)
+            return self._train(Running(trainer, tables, identity, not self.job.departure), interrupt)
 
     def resume(self, about: Facts, *, allow_drift: bool) -> tuple[Run, int | None]:
         """Train from the newest checkpoint, given the content of config.json; a run that is refused stays untouched."""
@@ -98,6 +97,7 @@ class Session:
             for line in found.skipped:
                 self.progress.say(f"skipped {line}")
             trainer.compile()
+            self.progress.collecting(self.job, pool, 0 if found.checkpoint else self.job.warm_up_steps)
             exact = found.checkpoint is None or (about.get("exact") is not False and not found.drift)
             same = self._restore(trainer, found.checkpoint, allow_drift=allow_drift)
             read_evaluations(self.directory)  # a damaged table is refused before anything is touched
@@ -137,12 +137,6 @@ class Session:
             self.progress.say(f"note: {less}, which is {whole:,} samples per seed; the run takes a whole one")
         self.progress.compiling()
 
-    def _show_collecting(self, *, warm_up: bool) -> None:
-        """Show how far the first update is: with `warm_up`, after batches that only start the normalisers."""
-        job, pool = self.job, self.pool
-        first = job.warm_up_steps if warm_up else 0
-        self.progress.collecting(first, first + job.plan.steps, lambda: job.config.num_envs * getattr(pool, "steps", 0))
-
     def _trainer(self, pool: CompiledPool | HostPool, devices: list[Device]) -> tuple[Trainer, Facts]:
         """Make the population in its environments; return it, and everything that decides its bits."""
         from gpi.training.trainer import Trainer
@@ -154,19 +148,15 @@ class Session:
         """Bring a new trainer to a checkpoint, or start it; return whether its environments were replayed exactly."""
         if found is None:
             self.progress.say("no valid checkpoint: starting from the beginning")
-            self._show_collecting(warm_up=True)
             self.warm_up = trainer.warm_up()
-            return True
-        self._show_collecting(warm_up=False)
-        promised = self.job.repeats == "exact"
-        # Where nothing is promised, nothing is replayed: the running episodes count as just begun.
-        given_up = {} if promised else {"place/calls": 0 * found.arrays["place/calls"]}
-        same = bool(trainer.restore(found.arrays | given_up, found.state).all()) and promised
+            return not self.job.departure
+        promised = not self.job.departure  # else nothing is replayed: the running episodes count as just begun
+        arrays = found.arrays | {"place/calls": found.arrays["place/calls"] * promised}
+        same = bool(trainer.restore(arrays, found.state).all()) and promised
         if not same:
-            what = "the replayed environments show other observations than they had shown"
+            what = f"environments of {self.job.config.task} do not show again what they had shown"
             if promised and self.job.task.compiled and not allow_drift:
                 raise FileError(f"{self.directory} cannot be resumed exactly: {what}; {ALLOW}")
-            what = what if promised else f"environments of {self.job.config.task} do not repeat themselves"
             self.progress.say(f"{what}: they begin new episodes, and this run is no longer exact")
             trainer.start_over()
         self.saved, self.segments = found.iteration, found.segments
@@ -221,8 +211,7 @@ class Session:
                 self._announce_frozen(tables)
                 for line in it.kept.lines if it.kept else ():
                     self.progress.say(line)
-                self.progress.note(self.pool.notes)
-                self.progress.show(report)
+                self.progress.show(report, self.pool.notes)
                 self.first = self.first or time.perf_counter() - self.began
                 fault = self._call_back(report)
                 if fault is not None or self.stopped or interrupt.signal is not None or tables.all_frozen():
@@ -280,13 +269,12 @@ class Session:
         """Save a checkpoint of everything, now."""
         trainer = run.trainer
         state = run.tables.state() | {"observation_names": short_names(trainer.spec)} | trainer.facts()
-        seeds = enumerate(self.job.seeds)
-        policies = {f"policy-{seed}.safetensors": content(*learned(run, p)) for p, seed in seeds}
+        state |= self.job.departure
+        policies = {f"policy-{seed}.safetensors": content(*learned(run, p)) for p, seed in enumerate(self.job.seeds)}
         packs = {checkpoint.POLICIES: policies, checkpoint.BEST: kept_best(self.directory)}
         listed = segments.add(self.directory, self.segments, *trainer.new_batches(segments.end_of(self.segments)))
         checkpoint.save(self.directory, trainer.done, trainer.snapshot(), state, run.identity, packs, listed)
-        self.segments = listed
-        self.saved = trainer.done
+        self.saved, self.segments = trainer.done, listed
 
     def _try_save(self, run: Running) -> None:
         """Save a checkpoint, unless the disk is full: the last one stays, training continues, the next may succeed."""
@@ -305,15 +293,14 @@ class Session:
         result = Run(directory)
         self._draw(result)
         write_done(directory, {
-            "complete": complete, "stopped": self.stopped, "exact": run.exact, "repeats": self.job.repeats,
-            "frozen": tables.frozen,
+            "complete": complete, "stopped": self.stopped, "exact": run.exact, "frozen": tables.frozen,
             "seconds": time.perf_counter() - self.began, "first_iteration_seconds": self.first,
             "compile_seconds": trainer.compile_seconds, "iterations": trainer.done,
             "steps": [int(x) for x in tables.steps],
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "returns": {str(seed): None if np.isnan(x) else x for seed, x in result.returns.items()},
             "final_steps": final_window(max(result.steps.values())),
-        } | trainer.facts())  # fmt: skip
+        } | trainer.facts() | self.job.departure)  # fmt: skip
         if complete and not self.stopped and not self.job.config.keep_replay:
             segments.discard(directory)
 
@@ -370,7 +357,7 @@ def learned(run: Running, p: int) -> tuple[Theta, Normaliser, Spec, dict[str, st
     about = {
         "task": trainer.spec.id, "backend": config.backend, "algorithm": config.algorithm,
         "seed": str(trainer.job.seeds[p]), "steps": str(run.tables.steps[p]),
-    }  # fmt: skip
+    } | trainer.job.departure  # fmt: skip
     return theta, normaliser, trainer.spec, about
 
 
