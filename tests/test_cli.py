@@ -101,7 +101,7 @@ def test_an_invalid_number_of_threads_is_refused(threads: str, tmp_path: Path):
 def test_tasks(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["tasks"]) == 0
     table = capsys.readouterr().out
-    assert len(table.splitlines()) == 32 and re.search(r"dmc/cheetah-run +17 +6", table)
+    assert len(table.splitlines()) == 33 and re.search(r"dmc/cheetah-run +17 +6", table)
     assert cli.main(["tasks", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert len(listed) == 28 and {"id": "dmc/cheetah-run", "observation_size": 17, "action_size": 6} in listed

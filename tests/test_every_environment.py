@@ -97,7 +97,8 @@ def test_a_policy_never_sees_what_a_robot_cannot_measure():
     ("Go9x9-v1", "has 2 players"), ("Tetris-v0", "has whole numbers"), ("D1Basic-v1", "has bounds"),
     ("VizdoomCustom-v1", "EnvPool cannot make it: RuntimeError"), ("Nothing-v7", "EnvPool does not have Nothing-v7"),
 ])  # fmt: skip
-def test_what_cannot_work_is_one_line(name: str, words: str):
+def test_what_cannot_work_is_one_line(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # VizDoom leaves its settings where it is asked
     with pytest.raises(UsageError) as error:
         envpool.make_on_host(None, name, [1], 1)
     assert words.replace(" it:", f" {name}:") in str(error.value) and "\n" not in str(error.value)
