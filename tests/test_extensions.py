@@ -50,7 +50,8 @@ TINY: dict[str, Any] = {"seeds": 2, "n": 64, "hidden": (8,), "epochs": 1, "minib
 
 def trained(algorithm: str, tmp_path: Path, task: str = "Pendulum-v1", **settings: Any) -> gpi.Run:
     """Return a short run that was finished, resumed, and left policies that act."""
-    run = gpi.train(algorithm, task, out=tmp_path / "run", quiet=True, checkpoint_every=2, **TINY | settings)
+    merged: dict[str, Any] = {"checkpoint_every": 2} | TINY | settings
+    run = gpi.train(algorithm, task, out=tmp_path / "run", quiet=True, **merged)
     gpi.resume(run, steps=384, quiet=True)
     done = json.loads((run.dir / "DONE").read_text())
     assert done["complete"] and done["exact"] and min(done["steps"]) >= 384

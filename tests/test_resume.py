@@ -350,7 +350,7 @@ def test_a_replay_that_goes_wrong_is_noticed(run: Path, monkeypatch: pytest.Monk
     seeds = job_module.env_seeds
     monkeypatch.setattr(job_module, "env_seeds", lambda *names: [seed + 1 for seed in seeds(*names)])
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    with pytest.raises(FileError, match="replayed environments"):
+    with pytest.raises(FileError, match="do not show again what they had shown"):
         gpi.resume(run, quiet=True, steps=9000)
     after = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     assert after == before, "refused, so untouched"

@@ -126,9 +126,7 @@ def test_a_filter_acts_on_tables_charts_and_lines_together_and_is_kept_in_the_ad
         "#profiles .line .mean": 3,
         "#differences tbody tr": 3 * 2,
         "#finals tbody tr": 3,
-        "#finals thead th": 1 + 3,
         "#figure-2 .row:not(.axis)": 3,
-        "#iqm .row:not(.axis)": 3,
         ".multiples .legend li": 3,
         "#claims tbody tr": 6,  # about no task: they stay
     }
@@ -195,7 +193,7 @@ def test_points_can_be_reached_with_the_keyboard(visit, path: Path):
     for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
         it.tab.keyboard.press(key)
     assert it.tab.inner_text("#Tip").split("\n")[0] == TASKS[1]
-    assert re.search(r" at 4$", it.tab.inner_text("#Tip").split("\n")[1]), "a logarithmic axis is read back too"
+    assert re.search(r" at 4(\.0\d*)?$", it.tab.inner_text("#Tip").split("\n")[1])
     it.tab.keyboard.press("Escape")
     assert it.shown("#Tip") == 0
 

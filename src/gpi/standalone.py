@@ -277,7 +277,7 @@ class CategoricalPolicy(Policy):
 
 
 KINDS: dict[str, type[Policy]] = {"gaussian": GaussianPolicy, "categorical": CategoricalPolicy}
-"""The kinds of policies by name. An export carries the source of a class from elsewhere, which may use what is here."""
+"""Policies by name. An export carries the source of a class from elsewhere, which may use the names here."""
 FIRST_FORMS = [{"kind": kind, "activation": "tanh", "layer_norm": False} for kind in ("gaussian", "categorical")]
 """The forms of `FORMAT`, which the arrays tell apart."""
 

@@ -62,7 +62,7 @@ class Critic(ValueFunction, Protocol):
     def fit_replay(
         self, replay: Replay, theta_k: Theta, normaliser: Normaliser, key: PRNGKeyArray, hyper: Hyper, /
     ) -> Self:
-        """Return the critic after it has learned from what it keeps beyond the M slots, the newest batch included."""
+        """Return the critic after it has learned from its replay, the newest batch included."""
         ...
 
 

@@ -79,7 +79,7 @@ def iteration(state: State, raw: Rollout, hyper: Hyper, batch: Int[Array, ""], s
 
 
 def store(state: State, raw: Rollout) -> tuple[Buffer, Replay]:
-    """Return the last M policies' samples, and what is kept beyond them, with those of pi_k."""
+    """Return the last M policies' samples, and the replay, with those of pi_k."""
     agent, buffer, normaliser = state.learned
     rollout = normalise(normaliser, raw)
     buffer = push(buffer, raw, rollout, log_probs(agent.policy.params, rollout))

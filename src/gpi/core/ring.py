@@ -24,7 +24,7 @@ Replay = tuple[Ring, ...]
 
 
 def init_replay(rollout: Rollout, transitions: int) -> Replay:
-    """Return an empty ring for at least so many transitions in whole batches shaped like `rollout`; nothing for 0."""
+    """Return an empty ring for that number of transitions or more, in whole batches like `rollout`; nothing for 0."""
     slots = -(-transitions // rollout.reward.size)
     rows = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), rollout)
     return (Ring(rows, jnp.zeros((), jnp.int32)),) if transitions else ()

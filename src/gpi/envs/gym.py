@@ -150,7 +150,7 @@ class CheckedEnv:
         if not isinstance(info, dict):
             self.note(
                 "info",
-                f"info is {brief(info)!r} of type {type(info).__name__}; return a dict: training goes on without",
+                f"info is {brief(info)!r} of type {type(info).__name__}; return a dict: training continues without",
             )
 
     def _flag(self, name: str, flag: object) -> bool:

@@ -50,7 +50,7 @@ def maker(name: str) -> Make:
 
 
 def _is_gymnasiums(env_id: str) -> bool:
-    """Return whether Gymnasium itself registers an id, and nobody has replaced it since."""
+    """Return whether Gymnasium itself registers an id, and it was not replaced since."""
     entry = str(gymnasium.registry[env_id].entry_point)
     return entry.startswith("gymnasium.") and f'id="{env_id}"' in inspect.getsource(gymnasium.envs)
 

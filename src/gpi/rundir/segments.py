@@ -1,7 +1,7 @@
 """Segments: what a critic keeps beyond the M slots, in files that are written once and never changed.
 
 `replay/segment-000000010-000000060.safetensors` in a run directory holds batches 10 to 59 of every member. A
-checkpoint's manifest lists the segments it needs, with their sizes and hashes, so that it costs what is new.
+checkpoint's manifest lists the segments it needs, with their sizes and hashes, so that it costs only the new batches.
 """
 
 from __future__ import annotations

@@ -266,7 +266,8 @@ def as_option(name: str, value: object) -> list[str]:
     word = name.replace("_", "-")
     if value is None or isinstance(value, bool):
         return [] if value is None else [f"--{word}" if value else f"--no-{word}"]
-    return [f"--{word}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    values = value if isinstance(value, tuple) else (value,)
+    return [f"--{word}", ",".join(str(one).removesuffix(".0") for one in values)]
 
 
 def checked_job(document: config_file.Document, task: str, common: Mapping[str, Any], arm: Arm) -> Config:

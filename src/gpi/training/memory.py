@@ -61,7 +61,7 @@ def memory_needed(config: Config) -> int:
 
 
 def replay_bytes(config: Config, batches: int = 0) -> int:
-    """Return the bytes of what critics keep beyond the M slots, and of so many batches more."""
+    """Return the bytes of the replay of all critics, and of a number of batches more."""
     spec = dmc.TASKS.get(config.short_task)
     observations, actions = (spec.observation_size, spec.action_size) if spec else (1, 1)
     rows = config.replayed and config.replayed + batches * plan_of(config).steps

@@ -214,7 +214,7 @@ class Progress:
         self.rate = Rate(self.agents, steps)
 
     def show(self, report: Report, notes: Notes | None = None) -> None:
-        """Show the latest report, and what is new in the notes on the environments."""
+        """Show the latest report, and new notes on the environments."""
         self.note(notes or {})
         self.updated.set()
         rate = self.rate.mark(report.steps)

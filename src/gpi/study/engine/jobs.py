@@ -147,7 +147,7 @@ class Local:
     decide, require = staticmethod(machine_layout.decide), staticmethod(machine_layout.require)
 
     def __init__(self, stack: ExitStack):
-        """Get nothing ready yet; what is then, is given back at the end of `stack`."""
+        """Get nothing ready yet; the end of `stack` gives back all that is taken later."""
         self.stack, self.room = stack, Counter[str]()
 
     def get_ready(self, runner: Runner) -> tuple[str, list[str]]:

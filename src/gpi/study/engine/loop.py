@@ -1,6 +1,6 @@
 """The engine: runs the jobs of a study until all are done. Begin, claim, start, poll, end: they come in this order.
 
-A job belongs to the runner that has locked its file in `claims/`. What it then runs in is the executor's: a process of
+A job belongs to the runner that has locked its file in `claims/`. The executor then runs it: as a process of
 this machine (`jobs.Local`), or a task of a Ray cluster (`ray_jobs.OnRay`). How far a job is, is read from the study's
 directory only. Durations use the monotonic clock.
 """
