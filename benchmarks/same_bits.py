@@ -28,7 +28,7 @@ from typing import NamedTuple
 ENVIRONMENT = Path(__file__).with_name("python_env.py")
 TABLES = ("metrics.csv", "audit.csv", "episodes.csv")
 MODES = [(name, "paper") for name in ("ppo", "geppo", "trpo", "getrpo", "vmpo", "gevmpo")]
-MODES += [(name, trust) for name in ("geppo", "getrpo") for trust in ("adaptive", "strict")]
+MODES += [(name, trust) for name in ("geppo", "getrpo") for trust in ("adaptive", "strict", "keep")]
 SAMPLES = {"cheetah-run": 1024, "CartPole-v1": 256, "python_env:Walk": 256}  # n of each task
 ENVS = {"python_env:Walk": 2}  # environments per agent, where not 1
 SEEDS, EPOCHS, DEVICES = 3, 2, 2
