@@ -116,7 +116,7 @@ def test_ids_that_gymnasium_knows_keep_their_simulator():
 
 
 def test_the_list_of_envpools_ids_has_sizes_and_reasons(capsys: pytest.CaptureFixture[str]):
-    assert main(["tasks", "--all", "DRAWERCLOSE"]) == 0
+    assert main(["tasks", "--all", "DRAWER*CLOSE"]) == 0
     assert capsys.readouterr().out.split()[:3] == ["MetaWorld/DrawerClose-v3", "39", "numbers"]
     assert (
         main(["tasks", "--json", "--all", "Poker"]) == 0 and '"refused": "KuhnPoker-v1 has 2' in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gpi.config import require_positive
@@ -92,9 +93,9 @@ def run_tasks(parsed: argparse.Namespace) -> int:
 
 def list_all(pattern: str, *, as_json: bool) -> int:
     """List EnvPool's ids, line by line as they are read: some thousand take a while."""
-    names = [name for name in envpool.ids() if pattern in name.lower()]
+    names = [name for name in envpool.ids() if fnmatchcase(name.lower(), f"*{pattern}*")]
     if not names:
-        raise UsageError(f"no id of EnvPool contains {pattern!r}; `gpi tasks --all` lists them")
+        raise UsageError(f"no id of EnvPool matches {pattern!r}; `gpi tasks --all` lists them")
     width = max(map(len, names))
     for name in names:
         try:
